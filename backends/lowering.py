@@ -1,0 +1,407 @@
+"""From a set of FX nodes to one kernel.
+
+First every node's dimensions are matched up into axes (`axes`), then every output is evaluated at
+the point of the iteration domain that it is stored at, walking back through the nodes: a view
+moves the point, a pointwise operation computes there, a reduction folds its axes, and a node
+outside the set is a load. The same walk, thrown away, answers whether nodes can be one kernel.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from perfopt.backends import aten_pointwise as pw
+from perfopt.backends.axes import AxisMap, Dim, axis_name
+from perfopt.backends.domain import make_kernel
+from perfopt.backends.index import Index, Size, Unsupported, as_size, product
+from perfopt.backends.ir import HALF, TYPES, Buffer, Builder, Kernel, Op, compute_type
+from perfopt.backends.views import VIEWS, axis_of, shape_of
+
+aten = torch.ops.aten
+Position = tuple[Index, ...]
+
+_GENERATORS = {aten.full.default, aten.arange.start_step, aten.scalar_tensor.default}
+_GENERATORS |= {aten.full_like.default, aten.zeros_like.default, aten.ones_like.default}
+_CONVERSIONS = {torch.ops.prims.convert_element_type.default, aten._to_copy.default}
+REDUCTIONS: dict[Any, str] = {
+    aten.sum.dim_IntList: "sum", aten.sum.default: "sum", aten.mean.dim: "mean",
+    aten.mean.default: "mean", aten.amax.default: "max", aten.amin.default: "min",
+    aten.max.default: "max", aten.min.default: "min", aten.prod.default: "prod",
+    aten.prod.dim_int: "prod", aten.any.default: "or", aten.any.dim: "or", aten.any.dims: "or",
+    aten.all.default: "and", aten.all.dim: "and", aten.var.correction: "var",
+    aten.var_mean.correction: "var_mean",
+}  # fmt: skip
+KNOWN = (
+    set(pw.POINTWISE) | set(VIEWS) | set(REDUCTIONS) | _GENERATORS | _CONVERSIONS
+    | {aten.gather.default, operator.getitem}
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoweredKernel:
+    """A kernel with the nodes behind its buffers."""
+
+    kernel: Kernel
+    inputs: dict[str, fx.Node]
+    outputs: dict[str, fx.Node]
+
+
+def tensor_of(node: fx.Node) -> torch.Tensor:
+    """The fake tensor of a node with one tensor result; raises `Unsupported` for others."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        raise Unsupported(f"{node} has no tensor result")
+    return value
+
+
+def reduced_dims(node: fx.Node) -> tuple[list[int], bool]:
+    """The dimensions that a reduction folds, and whether it keeps them with size 1."""
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    rank = len(shape_of(source))
+    given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    if given is None or given == []:
+        given = list(range(rank))
+    listed = given if isinstance(given, (list, tuple)) else [given]
+    keep = node.kwargs.get("keepdim", False)
+    if node.target in (aten.var.correction, aten.var_mean.correction):
+        return sorted(axis_of(d, rank) for d in listed), bool(keep)
+    keep = node.args[2] if len(node.args) > 2 else keep
+    return sorted({axis_of(d, rank) for d in listed}), bool(keep)
+
+
+class Lowering:
+    """One walk over the nodes of a region; see the module."""
+
+    def __init__(self, nodes: Sequence[fx.Node], exact_rounding: bool = False) -> None:
+        self.nodes = list(nodes)
+        self.members = set(nodes)
+        self.exact = exact_rounding
+        self.axes = AxisMap()
+        self.builder = Builder()
+        self.dims: dict[fx.Node, list[Dim]] = {}
+        self.reduction: frozenset[str] = frozenset()
+        self.sizes: dict[str, Size] = {}
+        self.inputs: dict[fx.Node, str] = {}
+        self._known: dict[tuple[fx.Node, Position], Op] = {}
+
+    # ---- axes -------------------------------------------------------------------------------
+
+    def find_axes(self) -> None:
+        """Match up the dimensions of all nodes; raises `Unsupported`."""
+        for node in self.nodes:
+            self.dims[node] = self._dims(node)
+        folded: set[frozenset[str]] = set()
+        for node in self.nodes:
+            if node.target in REDUCTIONS:
+                source = self.dims[self._source(node)]
+                atoms = [a for d in reduced_dims(node)[0] for a in self.axes.resolve(source[d])]
+                folded.add(frozenset(axis_name(a) for a in atoms))
+        # A reduction over dimensions of size 1 folds nothing and goes with any other.
+        folded.discard(frozenset())
+        if len(folded) > 1:
+            raise Unsupported("reductions over different dimensions")
+        self.reduction = folded.pop() if folded else frozenset()
+        for dims in self.dims.values():
+            for dim in dims:
+                for atom in self.axes.resolve(dim):
+                    self.sizes[axis_name(atom)] = self.axes.size(atom)
+
+    def dims_of(self, node: fx.Node) -> list[Dim]:
+        """The dimensions of a member, or of an input at its first sight."""
+        if node not in self.dims:
+            self.dims[node] = [self.axes.fresh(size) for size in shape_of(tensor_of(node))]
+        return self.dims[node]
+
+    def _source(self, node: fx.Node) -> fx.Node:
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            raise Unsupported(f"{node.target} of a constant")
+        return source
+
+    def _dims(self, node: fx.Node) -> list[Dim]:
+        target = node.target
+        if target not in KNOWN:
+            raise Unsupported(f"{target} is not lowered")
+        if target is operator.getitem:
+            return self.dims_of(self._source(node))
+        if target in VIEWS:
+            return VIEWS[target].dims(self.axes, node, self.dims_of(self._source(node)))
+        if target in REDUCTIONS:
+            gone, keep = reduced_dims(node)
+            dims = self.dims_of(self._source(node))
+            if keep:
+                return [[] if d in gone else dim for d, dim in enumerate(dims)]
+            return [dim for d, dim in enumerate(dims) if d not in gone]
+        if target in _GENERATORS:
+            return [self.axes.fresh(size) for size in shape_of(tensor_of(node))]
+        if target is aten.gather.default:
+            return self._gather_dims(node)
+        return self._broadcast(node)
+
+    def _broadcast(self, node: fx.Node) -> list[Dim]:
+        shape = shape_of(tensor_of(node))
+        result: list[Dim | None] = [None] * len(shape)
+        for arg in node.all_input_nodes:
+            if not isinstance(arg.meta.get("val"), torch.Tensor):
+                continue
+            dims, lead = self.dims_of(arg), len(shape) - len(shape_of(arg))
+            for d, dim in enumerate(dims):
+                if shape_of(arg)[d] == 1:
+                    continue
+                known = result[d + lead]
+                if known is None:
+                    result[d + lead] = dim
+                else:
+                    self.axes.unify(known, dim)
+        return [
+            self.axes.fresh(size) if dim is None else dim
+            for dim, size in zip(result, shape, strict=True)
+        ]
+
+    def _gather_dims(self, node: fx.Node) -> list[Dim]:
+        source, along, index = node.args[0], node.args[1], node.args[2]
+        assert isinstance(source, fx.Node) and isinstance(index, fx.Node)
+        at = axis_of(along, len(shape_of(source)))
+        mine, theirs = self.dims_of(index), self.dims_of(source)
+        for d in range(len(mine)):
+            if d != at:
+                if shape_of(index)[d] != shape_of(source)[d]:
+                    raise Unsupported("gather whose index is smaller than its source")
+                self.axes.unify(mine[d], theirs[d])
+        return mine
+
+    # ---- values -----------------------------------------------------------------------------
+
+    def canonical(self, node: fx.Node) -> Position:
+        """The point of a node's value that belongs to one point of the domain."""
+        return tuple(self.axes.index(dim) for dim in self.dims_of(node))
+
+    def value(self, node: fx.Node, at: Position) -> Op:
+        """The value of a node at a position; raises `Unsupported`."""
+        key = (node, at)
+        known = self._known.get(key)
+        if known is None:
+            known = self._load(node, at) if node not in self.members else self._compute(node, at)
+            self._known[key] = known
+        return known
+
+    def _load(self, node: fx.Node, at: Position) -> Op:
+        tensor = tensor_of(node)
+        if node not in self.inputs:
+            self.inputs[node] = f"in{len(self.inputs)}"
+        flat = Index()
+        for index, stride in zip(at, tensor.stride(), strict=True):
+            flat = flat + index.times(as_size(stride))
+        return self.builder.load(self.inputs[node], flat, pw.memory_type(tensor.dtype))
+
+    def _compute(self, node: fx.Node, at: Position) -> Op:
+        target = node.target
+        if target in VIEWS:
+            return self.value(self._source(node), VIEWS[target].source(node, at, self.sizes))
+        if target in REDUCTIONS:
+            return self._reduction(node, at, 0)
+        if target is operator.getitem:
+            return self._item(node, at)
+        if target in _GENERATORS:
+            return self._generated(node, at)
+        if target is aten.gather.default:
+            return self._gathered(node, at)
+        if target in _CONVERSIONS:
+            return self._converted(node, at)
+        return self._rounded(node, self._pointwise(node, at))
+
+    def _operand(self, arg: Any, at: Position) -> Any:
+        if not isinstance(arg, fx.Node):
+            return arg
+        value = arg.meta.get("val")
+        if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
+            size = as_size(value)
+            return self.builder.op("size", (), "i64", attr=Index.of({}, size))
+        lead = len(at) - len(shape_of(tensor_of(arg)))
+        shape = shape_of(arg)
+        return self.value(
+            arg, tuple(Index() if shape[d] == 1 else at[d + lead] for d in range(len(shape)))
+        )
+
+    def _pointwise(self, node: fx.Node, at: Position) -> Op:
+        rule_kind, rule = pw.POINTWISE[node.target]
+        operands = [self._operand(arg, at) for arg in node.args]
+        dtype = pw.result_dtype(node)
+        if rule_kind == pw.PROMOTE:
+            dtype = pw.common_dtype(node)
+            operands = [
+                float(torch.tensor(x, dtype=dtype)) if self._half_constant(x, dtype) else x
+                for x in operands
+            ]
+        if rule_kind != pw.KEEP:
+            first = 1 if rule_kind == pw.CONDITION else 0
+            operands[first:] = [pw.convert(self.builder, x, dtype) for x in operands[first:]]
+        elif any(not isinstance(x, Op) for x in operands):
+            raise Unsupported(f"{node.target} of a constant")
+        return rule(self.builder, node, operands)
+
+    @staticmethod
+    def _half_constant(value: Any, dtype: torch.dtype) -> bool:
+        # Eager compares a 16-bit float with the constant as that float holds it.
+        return isinstance(value, float) and TYPES.get(dtype) in HALF
+
+    def _rounded(self, node: fx.Node, value: Op) -> Op:
+        half = TYPES.get(pw.result_dtype(node), "")
+        if self.exact and half in HALF:
+            return self.builder.op("round", (value,), value.type, attr=half)
+        return value
+
+    def _converted(self, node: fx.Node, at: Position) -> Op:
+        dtype = pw.result_dtype(node)
+        value = pw.convert(self.builder, self._operand(node.args[0], at), dtype)
+        source = tensor_of(self._source(node)).dtype
+        # A conversion that the user's graph asks for rounds, unlike what is kept inside.
+        if pw.memory_type(dtype) in HALF and source != dtype:
+            return self.builder.op("round", (value,), value.type, attr=TYPES[dtype])
+        return value
+
+    def _generated(self, node: fx.Node, at: Position) -> Op:
+        dtype = pw.result_dtype(node)
+        if node.target is aten.arange.start_step:
+            start, _, step = (*node.args, 1)[:3]
+            if not isinstance(start, int) or not isinstance(step, int):
+                raise Unsupported("arange whose start or step is not an integer constant")
+            index = at[0].times(step) + Index.of({}, start)
+            return pw.convert(self.builder, self.builder.op("iota", (), "i64", index), dtype)
+        if node.target in (aten.zeros_like.default, aten.ones_like.default):
+            fill: Any = int(node.target is aten.ones_like.default)
+        else:
+            fill = node.args[0 if node.target is aten.scalar_tensor.default else 1]
+        if isinstance(fill, fx.Node):
+            fill = self._operand(fill, ())
+        return pw.convert(self.builder, fill, dtype)
+
+    def _gathered(self, node: fx.Node, at: Position) -> Op:
+        source, along, index = node.args[0], node.args[1], node.args[2]
+        assert isinstance(source, fx.Node) and isinstance(index, fx.Node)
+        dim = axis_of(along, len(at))
+        chosen = self.value(index, at)
+        if chosen.type != "i64":
+            raise Unsupported("gather by an index that is not int64")
+        return self.value(source, at[:dim] + (Index.term(chosen),) + at[dim + 1 :])
+
+    def _item(self, node: fx.Node, at: Position) -> Op:
+        producer, number = self._source(node), node.args[1]
+        if producer.target is not aten.var_mean.correction or producer not in self.members:
+            raise Unsupported(f"an item of {producer.target}")
+        return self._reduction(producer, at, int(number))  # type: ignore[arg-type]
+
+    # ---- reductions -------------------------------------------------------------------------
+
+    def _reduction(self, node: fx.Node, at: Position, item: int) -> Op:
+        source = self._source(node)
+        gone, keep = reduced_dims(node)
+        whole = self.canonical(source)
+        kept = [d for d in range(len(whole)) if d not in gone]
+        positions = [at[d] for d in kept] if keep else list(at)
+        if any(whole[d] != index for d, index in zip(kept, positions, strict=True)):
+            raise Unsupported("a reduction read at another position than it is computed at")
+        dtype = node.meta["val"]
+        dtype = dtype[item].dtype if isinstance(dtype, (tuple, list)) else dtype.dtype
+        value = self.value(source, whole)
+        count = product(shape_of(source)[d] for d in gone)
+        kind = REDUCTIONS[node.target]
+        result = self._fold(node, kind, value, dtype, count, item)
+        half = TYPES.get(dtype, "")
+        if self.exact and half in HALF:
+            return self.builder.op("round", (result,), result.type, attr=half)
+        return result
+
+    def _fold(
+        self, node: fx.Node, kind: str, value: Op, dtype: torch.dtype, count: Size, item: int
+    ) -> Op:
+        b = self.builder
+        fold: Callable[[str, Op], Op] = lambda how, x: b.reduce(how, x, self.reduction)  # noqa: E731
+        if kind in ("or", "and"):
+            return pw.convert(b, fold(kind, pw.truth(b, value)), dtype)
+        value = pw.convert(b, value, dtype)
+        if kind in ("sum", "prod", "max", "min"):
+            return fold(kind, value)
+        mean = self._over(fold("sum", value), count)
+        if kind == "mean" or (kind == "var_mean" and item == 1):
+            return mean
+        correction = node.kwargs.get("correction")
+        correction = 1 if correction is None else correction
+        if not isinstance(correction, (int, float)):
+            raise Unsupported("a variance whose correction is not a constant")
+        apart = b.op("sub", (value, mean), value.type)
+        squares = fold("sum", b.op("mul", (apart, apart), value.type))
+        return self._variance(squares, count, correction)
+
+    def _over(self, total: Op, count: Size) -> Op:
+        return self.builder.op("div", (total, self._number(count, total.type)), total.type)
+
+    def _variance(self, squares: Op, count: Size, correction: float) -> Op:
+        b = self.builder
+        if isinstance(count, int):
+            return b.op("div", (squares, b.const(float(max(count - correction, 0)), squares.type)),
+                        squares.type)  # fmt: skip
+        rest = b.op("sub", (self._number(count, squares.type),
+                            b.const(float(correction), squares.type)), squares.type)  # fmt: skip
+        rest = b.op("max", (rest, b.const(0.0, squares.type)), squares.type)
+        return b.op("div", (squares, rest), squares.type)
+
+    def _number(self, count: Size, type: str) -> Op:
+        if isinstance(count, int):
+            return self.builder.const(float(count), type)
+        return self.builder.cast(self.builder.op("size", (), "i64", Index.of({}, count)), type)
+
+
+def outputs_of(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """The nodes whose values are used outside of the set, in order."""
+    members = set(nodes)
+    return [
+        node for node in nodes
+        if any(user not in members for user in node.users)
+        and isinstance(node.meta.get("val"), torch.Tensor)
+    ]  # fmt: skip
+
+
+def build_kernel(
+    name: str,
+    nodes: Sequence[fx.Node],
+    outputs: Sequence[fx.Node] | None = None,
+    exact_rounding: bool = False,
+) -> LoweredKernel:
+    """The kernel that computes `outputs` (default: what is used outside); `Unsupported` or it."""
+    work = Lowering(nodes, exact_rounding)
+    work.find_axes()
+    outputs = outputs_of(nodes) if outputs is None else list(outputs)
+    if not outputs:
+        raise Unsupported("nothing is computed")
+    b = work.builder
+    stores: list[Op] = []
+    written: dict[str, fx.Node] = {}
+    buffers: list[Buffer] = []
+    for node in dict.fromkeys(outputs):
+        tensor = tensor_of(node)
+        at = work.canonical(node)
+        name_out = f"out{len(written)}"
+        flat = Index()
+        for index, stride in zip(at, tensor.stride(), strict=True):
+            flat = flat + index.times(as_size(stride))
+        value = work.value(node, at)
+        if value.type != compute_type(tensor.dtype):
+            raise Unsupported(f"{node} is computed as {value.type}, stored as {tensor.dtype}")
+        store = b.op("store", (value,), value.type, flat, name_out)
+        stores.append(store)
+        written[name_out] = node
+        buffers.append(Buffer(name_out, pw.memory_type(tensor.dtype), True))
+    reads = [
+        Buffer(buffer, pw.memory_type(tensor_of(node).dtype), False)
+        for node, buffer in work.inputs.items()
+    ]
+    kernel = make_kernel(name, reads + buffers, work.builder.ops, stores, work.sizes, work.reduction)
+    return LoweredKernel(kernel, {b: n for n, b in work.inputs.items()}, written)
