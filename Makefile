@@ -1,0 +1,51 @@
+# Needs Python 3.11, make and the package registry; everything else lands in .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+TYPED := build/types
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test lint format types bench clean
+
+help:  ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 18
+
+$(STAMP): requirements.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet "$$(grep '^torch==' requirements.txt)"
+	$(PIP) install --quiet -r requirements.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	touch $(STAMP)
+
+install: $(STAMP)  ## Make .venv with every pinned package and perfopt itself
+
+demo: $(STAMP)  ## Train a small GPT with eager and with perfopt, side by side
+	$(BIN)/python examples/train_gpt.py $(ARGS)
+
+test: $(STAMP)  ## Run the tests; ARGS="-k softmax -x" passes options to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)  ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)  ## Format every file and mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP)  ## Check types on an installed copy, from another directory
+	rm -rf build
+	$(PIP) install --quiet --no-deps --no-build-isolation --target $(TYPED) .
+	cd $(TYPED) && "$(CURDIR)/$(BIN)/python" -m mypy --config-file "$(CURDIR)/pyproject.toml" \
+		--cache-dir "$(CURDIR)/.mypy_cache" -p perfopt
+
+bench: $(STAMP)  ## Measure regions, call overhead and first steps beside eager and Inductor
+	$(BIN)/python benchmarks/regions.py $(ARGS)
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/first_step.py
+
+clean:  ## Remove what the other commands made, .venv too
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
