@@ -1,0 +1,257 @@
+"""Train a small GPT on the text that ships with Python, eagerly and through perfopt, side by side.
+
+    python examples/train_gpt.py
+    python examples/train_gpt.py --steps 200 --layers 6 --width 256 --inductor
+
+Every contender starts from the same weights and takes the same batches; at each step they run one
+after the other in random order, so that what else the machine does hits all of them alike. Exits
+with 1 when a compiled run's losses leave eager's by more than `--tolerance`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pydoc_data import topics
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How big the model is; `context` counts characters."""
+
+    vocabulary: int
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+    context: int = 128
+
+
+class Attention(nn.Module):
+    """Causal self-attention over (batch, context, width)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix each position with those before it."""
+        batch, context, width = x.shape
+        qkv = self.qkv(x).view(batch, context, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, context, width))
+
+
+class Block(nn.Module):
+    """Attention and a GELU network, each behind a layer norm and a residual."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(shape.width)
+        self.attention = Attention(shape)
+        self.norm_mlp = nn.LayerNorm(shape.width)
+        self.widen = nn.Linear(shape.width, 4 * shape.width)
+        self.narrow = nn.Linear(4 * shape.width, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform (batch, context, width)."""
+        x = x + self.attention(self.norm_attention(x))
+        return x + self.narrow(F.gelu(self.widen(self.norm_mlp(x))))
+
+
+class GPT(nn.Module):
+    """A decoder whose head shares its weights with the embedding; returns the loss."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.token = nn.Embedding(shape.vocabulary, shape.width)
+        self.position = nn.Embedding(shape.context, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        for weight in self.parameters():
+            if weight.ndim == 2:
+                nn.init.normal_(weight, std=0.02)
+        self.head.weight = self.token.weight
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy in nats of `targets`, both int64 of (batch, context)."""
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def corpus() -> tuple[Tensor, int]:
+    """Python's own help topics as int64 characters, and how many different ones there are."""
+    text = "".join(topics.topics.values())
+    number = {character: i for i, character in enumerate(sorted(set(text)))}
+    return torch.tensor([number[character] for character in text]), len(number)
+
+
+def batches(data: Tensor, batch: int, context: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random windows of the text and the same windows one character on, without end."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        starts = torch.randint(len(data) - context - 1, (batch, 1), generator=generator)
+        window = data[starts + torch.arange(context + 1)]
+        yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+
+@dataclass
+class Contender:
+    """One way to run the model, and what came of it: a loss and a time in seconds per step."""
+
+    name: str
+    model: nn.Module
+    run: nn.Module
+    optimizer: torch.optim.Optimizer
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def step(self, tokens: Tensor, targets: Tensor) -> None:
+        """Forward, backward and update."""
+        start = time.perf_counter()
+        loss = self.run(tokens, targets)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.item())
+        self.seconds.append(time.perf_counter() - start)
+
+
+def contender(name: str, model: nn.Module, rate: float) -> Contender:
+    """`model` copied and, unless `name` is "eager", compiled by the backend `name`."""
+    model = copy.deepcopy(model)
+    run = model if name == "eager" else torch.compile(model, backend=name)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
+    return Contender(name, model, run, optimizer)
+
+
+def train(contenders: list[Contender], args: argparse.Namespace, console: Console) -> None:
+    """Run every contender over the same batches, in random order within a step."""
+    data, _ = corpus()
+    order = random.Random(args.seed)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("first steps, compiling", total=args.steps)
+        for step, batch in zip(
+            range(args.steps), batches(data, args.batch, args.context, args.seed), strict=False
+        ):
+            turn = contenders if step == 0 else order.sample(contenders, len(contenders))
+            for each in turn:
+                each.step(*batch)
+            progress.update(task, advance=1, description=f"loss {contenders[0].losses[-1]:.3f}")
+
+
+def curve(contenders: list[Contender], width: int = 64, height: int = 9) -> str:
+    """The loss curves over one another: `*` where all agree, initials where they part."""
+    steps = len(contenders[0].losses)
+    width = min(width, steps)
+    marks = [[" "] * width for _ in range(height)]
+    every = [loss for each in contenders for loss in each.losses]
+    low, high = min(every), max(every)
+    edges = [steps * i // width for i in range(width + 1)]
+    for column, (start, stop) in enumerate(pairwise(edges)):
+        for each in contenders:
+            mean = sum(each.losses[start:stop]) / (stop - start)
+            row = round((high - mean) / ((high - low) or 1.0) * (height - 1))
+            marks[row][column] = each.name[0] if marks[row][column] == " " else "*"
+    label = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
+    return "\n".join(f"{label.get(i, ''):>6} |{''.join(row)}" for i, row in enumerate(marks))
+
+
+def difference(each: Contender, eager: Contender) -> float:
+    """The greatest distance of two loss curves; NaN where one of them has a NaN."""
+    return torch.tensor(each.losses).sub(torch.tensor(eager.losses)).abs().max().item()
+
+
+def results(contenders: list[Contender]) -> Table:
+    """One row per contender."""
+    table = Table("", "first step s", "step ms", "eager / it", "last loss", "max loss difference")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    eager = contenders[0]
+    for each in contenders:
+        step = median(each.seconds[1:])
+        speed = median(a / b for a, b in zip(eager.seconds[1:], each.seconds[1:], strict=True))
+        table.add_row(
+            each.name,
+            f"{each.seconds[0]:.2f}",
+            f"{step * 1e3:.1f}",
+            f"{speed:.2f}",
+            f"{each.losses[-1]:.4f}",
+            "" if each is eager else f"{difference(each, eager):.1e}",
+        )
+    return table
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in (("steps", 100), ("layers", 4), ("heads", 4), ("width", 128)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in (("context", 128), ("batch", 8), ("seed", 0), ("threads", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rate", type=float, default=1e-3, help="AdamW's learning rate")
+    parser.add_argument("--tolerance", type=float, default=1e-3, help="greatest loss difference")
+    parser.add_argument("--backend", default="perfopt", help="what to compare with eager")
+    parser.add_argument("--inductor", action="store_true", help="run Inductor as well")
+    args = parser.parse_args(argv)
+    if args.steps < 2:
+        parser.error(f"--steps is {args.steps}; it takes 2 at least, the first one compiles")
+    if args.width % args.heads:
+        parser.error(f"--width {args.width} does not divide by --heads {args.heads}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, print, and return the exit code."""
+    args = parse(argv)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    console = Console()
+    data, vocabulary = corpus()
+    torch.manual_seed(args.seed)
+    shape = Shape(vocabulary, args.layers, args.heads, args.width, args.context)
+    model = GPT(shape)
+    names = ["eager", args.backend] + ["inductor"] * args.inductor
+    contenders = [contender(name, model, args.rate) for name in names]
+    console.print(
+        f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(data):,} characters, "
+        f"{args.steps} steps of {args.batch} x {args.context}, {torch.get_num_threads()} threads"
+    )
+    train(contenders, args, console)
+    console.print(results(contenders))
+    console.print(curve(contenders), highlight=False)
+    apart = [
+        each.name
+        for each in contenders[1:]
+        if not difference(each, contenders[0]) <= args.tolerance
+    ]
+    if apart:
+        console.print(f"[red]{', '.join(apart)}: losses differ by more than {args.tolerance}")
+        return 1
+    console.print(f"losses coincide with eager's to {args.tolerance}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
