@@ -1,0 +1,209 @@
+"""MLIR text: fresh names, types, constants, and one function per vocabulary operation."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from perfopt.backends.ir import FLOATS, Op
+from perfopt.backends.mlir.math import function_name
+from perfopt.backends.vocabulary import FUNCTIONS
+
+UNSIGNED = frozenset({"u8", "i1"})
+_BITS = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "u8": 8, "i1": 1}
+
+
+def element(type: str) -> str:
+    """The MLIR type of a value: MLIR integers carry no sign."""
+    return "i8" if type == "u8" else type
+
+
+def in_memory(type: str) -> str:
+    """The MLIR type of an element in memory: truth values are bytes."""
+    return "i8" if type in UNSIGNED else type
+
+
+def number(value: float | int | bool, type: str) -> str:
+    """A constant's text; floats by their bits, so that NaN, inf and -0.0 survive."""
+    if type == "f64":
+        return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+    if type == "f32":
+        return f"0x{_f32_bits(float(value)):08X}"
+    if type == "i1":
+        return "true" if value else "false"
+    bits = _BITS[type]
+    wrapped = int(value) & (1 << bits) - 1
+    return str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
+
+
+def _f32_bits(value: float) -> int:
+    try:
+        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    except OverflowError:  # beyond f32: the infinity of its sign, as a conversion gives
+        return 0x7F800000 if value > 0 else 0xFF800000
+
+
+@dataclass
+class Names:
+    """Fresh value names, and the math functions that the text has called so far."""
+
+    count: int = 0
+    functions: set[tuple[str, str]] = field(default_factory=set)
+
+    def fresh(self) -> str:
+        """A name that was not given before."""
+        self.count += 1
+        return f"%{self.count}"
+
+
+@dataclass
+class Block:
+    """Lines of one straight-line piece, for values that are vectors of `lanes` or scalars."""
+
+    names: Names
+    lanes: int
+    lines: list[str] = field(default_factory=list)
+
+    def emit(self, text: str) -> str:
+        """Append `name = text`; returns the name."""
+        name = self.names.fresh()
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def type(self, type: str, vector: bool) -> str:
+        """The MLIR type of a value of an IR type."""
+        return f"vector<{self.lanes}x{element(type)}>" if vector else element(type)
+
+    def constant(self, value: float | int | bool, type: str, vector: bool) -> str:
+        """A constant, splat where it is a vector."""
+        text = number(value, type)
+        if not vector:
+            return self.emit(f"arith.constant {text}" + ("" if type == "i1" else f" : {element(type)}"))
+        return self.emit(f"arith.constant dense<{text}> : {self.type(type, True)}")
+
+    def splat(self, name: str, type: str) -> str:
+        """A scalar as a vector of equal elements."""
+        return self.emit(f"vector.broadcast {name} : {element(type)} to {self.type(type, True)}")
+
+    # ---- operations -------------------------------------------------------------------------
+
+    def compare(self, how: str, x: str, y: str, type: str, vector: bool) -> str:
+        """A comparison; every one but `ne` is false for NaN."""
+        ty = self.type(type, vector)
+        if type in FLOATS:
+            how = {"ne": "une"}.get(how, "o" + how)
+            return self.emit(f"arith.cmpf {how}, {x}, {y} : {ty}")
+        if how not in ("eq", "ne"):
+            how = ("u" if type in UNSIGNED else "s") + how
+        return self.emit(f"arith.cmpi {how}, {x}, {y} : {ty}")
+
+    def select(self, condition: str, x: str, y: str, type: str, vector: bool) -> str:
+        """`x` where the condition holds, else `y`."""
+        ty = self.type(type, vector)
+        if not vector:
+            return self.emit(f"arith.select {condition}, {x}, {y} : {ty}")
+        mask = self.type("i1", True)
+        return self.emit(f"arith.select {condition}, {x}, {y} : {mask}, {ty}")
+
+    def extreme(self, how: str, x: str, y: str, type: str, vector: bool) -> str:
+        """The larger (`max`) or smaller (`min`) value; NaN where either is."""
+        chosen = self.compare("gt" if how == "max" else "lt", x, y, type, vector)
+        result = self.select(chosen, x, y, type, vector)
+        if type not in FLOATS:
+            return result
+        # The comparison is false with a NaN on either side and gave y; so only x needs a look.
+        nan = self.emit(f"arith.cmpf uno, {x}, {x} : {self.type(type, vector)}")
+        return self.select(nan, x, result, type, vector)
+
+    def combine(self, kind: str, x: str, y: str, type: str, vector: bool) -> str:
+        """One step of a reduction: `x` folded into `y`."""
+        if kind in ("max", "min"):
+            return self.extreme(kind, x, y, type, vector)
+        op = {"sum": "add", "prod": "mul", "or": "or", "and": "and"}[kind]
+        return self.binary(op, x, y, type, vector)
+
+    def binary(self, name: str, x: str, y: str, type: str, vector: bool) -> str:
+        """An arithmetic or bitwise operation of two operands of one type."""
+        ty = self.type(type, vector)
+        if type in FLOATS:
+            return self.emit(f"arith.{name}f {x}, {y} : {ty}")
+        sign = "u" if type in UNSIGNED else "s"
+        table = {"idiv": f"div{sign}i", "irem": f"rem{sign}i", "shl": "shli", "shr": f"shr{sign}i"}
+        return self.emit(f"arith.{table.get(name, name + 'i')} {x}, {y} : {ty}")
+
+    def operation(self, op: Op, args: list[str], vector: bool) -> str:
+        """The value of a pointwise operation of the vocabulary."""
+        name, type = op.name, op.type
+        if name in FUNCTIONS:
+            ty = self.type(type, vector)
+            self.names.functions.add((name, ty))
+            types = ", ".join([ty] * len(args))
+            return self.emit(f"func.call @{function_name(name, ty)}({', '.join(args)}) : ({types}) -> {ty}")
+        if name in ("max", "min"):
+            return self.extreme(name, args[0], args[1], type, vector)
+        if name in ("eq", "ne", "lt", "le", "gt", "ge"):
+            return self.compare(name, args[0], args[1], op.args[0].type, vector)
+        if name == "select":
+            return self.select(args[0], args[1], args[2], type, vector)
+        if name == "cast":
+            return self.cast(args[0], op.args[0].type, type, vector)
+        if name == "round":
+            narrow, wide = self.type(op.attr, vector), self.type(type, vector)
+            short = self.emit(f"arith.truncf {args[0]} : {wide} to {narrow}")
+            return self.emit(f"arith.extf {short} : {narrow} to {wide}")
+        if len(args) == 1:
+            return self.unary(name, args[0], type, vector)
+        if name == "copysign":
+            return self.emit(f"math.copysign {args[0]}, {args[1]} : {self.type(type, vector)}")
+        return self.binary(name, args[0], args[1], type, vector)
+
+    def unary(self, name: str, x: str, type: str, vector: bool) -> str:
+        """neg, abs, not, sqrt and the roundings."""
+        ty = self.type(type, vector)
+        if name == "not":
+            return self.binary("xor", x, self.constant(-1 if type != "i1" else 1, type, vector), type, vector)
+        if type in FLOATS:
+            known = {"neg": "arith.negf", "abs": "math.absf", "round_even": "math.roundeven"}
+            return self.emit(f"{known.get(name, 'math.' + name)} {x} : {ty}")
+        zero = self.constant(0, type, vector)
+        negative = self.binary("sub", zero, x, type, vector)
+        if name == "neg":
+            return negative
+        return self.select(self.compare("lt", x, zero, type, vector), negative, x, type, vector)
+
+    def cast(self, x: str, source: str, type: str, vector: bool) -> str:
+        """A conversion by eager's rules: out of range, a float becomes what x86 gives."""
+        before, after = self.type(source, vector), self.type(type, vector)
+        if before == after:
+            return x
+        if source in FLOATS and type in FLOATS:
+            how = "extf" if type == "f64" or source in ("bf16", "f16") else "truncf"
+            return self.emit(f"arith.{how} {x} : {before} to {after}")
+        if type in FLOATS:
+            how = "uitofp" if source in UNSIGNED else "sitofp"
+            return self.emit(f"arith.{how} {x} : {before} to {after}")
+        if source not in FLOATS:
+            if _BITS[source] < _BITS[type]:
+                how = "extui" if source in UNSIGNED else "extsi"
+                return self.emit(f"arith.{how} {x} : {before} to {after}")
+            return self.emit(f"arith.trunci {x} : {before} to {after}")
+        wide = type if type in ("i64", "i32") else "i32"
+        converted = self._to_integer(x, source, wide, vector)
+        return self.cast(converted, wide, type, vector)
+
+    def _to_integer(self, x: str, source: str, type: str, vector: bool) -> str:
+        limit = float(1 << (_BITS[type] - 1))
+        low = self.constant(-limit, source, vector)
+        high = self.constant(limit, source, vector)
+        fits = self.binary(
+            "and",
+            self.compare("ge", x, low, source, vector),
+            self.compare("lt", x, high, source, vector),
+            "i1",
+            vector,
+        )
+        safe = self.select(fits, x, self.constant(0.0, source, vector), source, vector)
+        before, after = self.type(source, vector), self.type(type, vector)
+        converted = self.emit(f"arith.fptosi {safe} : {before} to {after}")
+        smallest = self.constant(-(1 << (_BITS[type] - 1)), type, vector)
+        return self.select(fits, converted, smallest, type, vector)

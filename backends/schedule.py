@@ -1,0 +1,160 @@
+"""How a kernel is run: its vector axis, its stages, and what stays in scratch between them.
+
+A kernel with reductions runs in stages, one per depth of reductions: each stage walks the reduced
+dimensions once, folds what it can, and stores what is complete. A value needed by several stages
+is computed again from its loads, which are in cache by then, unless that costs more than keeping
+it in a scratch row. The vector axis (the lane) is the one that makes the most bytes contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfopt.backends.index import Size, product
+from perfopt.backends.ir import BYTES, Axis, Kernel, Op
+from perfopt.backends.vocabulary import weight
+
+KEEP_WEIGHT = 8  # recomputing fewer simple instructions than this is cheaper than scratch
+SCRATCH_BYTES = 128 * 1024  # what one thread may keep on its stack
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One walk over the inner axes: what is folded, stored and kept in scratch on the way."""
+
+    reductions: tuple[Op, ...]
+    stores: tuple[Op, ...]
+    kept: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The loops of a kernel.
+
+    `lane` is the vector axis. With `across` it is a reduction axis and every row is folded by
+    vectors; otherwise every lane holds a point of its own. `inner` are the axes that a stage
+    walks, `grid` the ones that threads share out. `final` are the stores of values that do not
+    vary along the inner axes.
+    """
+
+    lane: Axis | None
+    across: bool
+    grid: tuple[Axis, ...]
+    inner: tuple[Axis, ...]
+    stages: tuple[Stage, ...]
+    final: tuple[Op, ...]
+    scratch: tuple[Op, ...]
+
+
+def levels(kernel: Kernel) -> dict[int, int]:
+    """For every operation, how many reductions lie one behind the other before it."""
+    found: dict[int, int] = {}
+    for op in kernel.ops:
+        level = max((found[a.uid] for a in op.args), default=0)
+        found[op.uid] = level + 1 if op.name == "reduce" else level
+    return found
+
+
+def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
+    """The schedule for vectors of `lanes` elements."""
+    lane = _lane(kernel, lanes)
+    across = lane is not None and lane in kernel.reduction
+    inner = kernel.reduction if kernel.reduction else ((lane,) if lane else ())
+    grid = tuple(a for a in kernel.parallel if a is not lane)
+    names = frozenset(a.name for a in inner)
+    level = levels(kernel)
+    count = 1 + max((level[op.uid] - 1 for op in kernel.ops if op.name == "reduce"), default=0)
+    walked = [s for s in kernel.stores if s.space & names]
+    count = max([count] + [level[s.uid] + 1 for s in walked])
+    plain = [
+        Stage(
+            tuple(op for op in kernel.ops if op.name == "reduce" and level[op.uid] == k + 1),
+            tuple(s for s in walked if level[s.uid] == k),
+            (),
+        )
+        for k in range(count)
+    ]
+    keep = _kept(plain, names, product(a.size for a in inner))
+    stages = tuple(
+        Stage(s.reductions, s.stores, tuple(op for op in keep if keep[op] == k))
+        for k, s in enumerate(plain)
+        if s.reductions or s.stores
+    )
+    final = tuple(s for s in kernel.stores if not s.space & names)
+    return Schedule(lane, across, grid, inner, stages, final, tuple(keep))
+
+
+def _lane(kernel: Kernel, lanes: int) -> Axis | None:
+    """The axis along which the most bytes are contiguous; short rows go across themselves."""
+    types = {b.name: b.type for b in kernel.buffers}
+
+    def contiguous(axis: Axis) -> int:
+        total = 0
+        for op in kernel.ops:
+            if op.name in ("load", "store") and op.attr.coefficient(axis.name) == 1:
+                total += BYTES[types[op.buffer]]
+        return total
+
+    if not kernel.reduction:
+        return kernel.parallel[-1] if kernel.parallel else None
+    row = kernel.reduction[-1]
+    column = kernel.parallel[-1] if kernel.parallel else None
+    if column is None:
+        return row
+    if isinstance(row.size, int) and row.size < lanes:
+        if not isinstance(column.size, int) or column.size >= lanes:
+            return column
+    return column if contiguous(column) > contiguous(row) else row
+
+
+def _kept(stages: list[Stage], inner: frozenset[str], count: Size) -> dict[Op, int]:
+    """The values kept in scratch, with the stage that computes them."""
+    if len(stages) < 2 or not isinstance(count, int):
+        return {}
+    first: dict[Op, int] = {}
+    for number, stage in enumerate(stages):
+        for op in _cone(stage, inner, frozenset()):
+            first.setdefault(op, number)
+    keep: dict[Op, int] = {}
+    room = SCRATCH_BYTES
+    # The last values first: what is kept of them spares what they are made of.
+    for op in sorted(first, key=lambda op: -op.uid):
+        needed = count * BYTES[op.type]
+        if op.name in ("load", "const", "iota", "cast", "store") or needed > room:
+            continue
+        if _weight(op, keep, inner) < KEEP_WEIGHT:
+            continue
+        later = range(first[op] + 1, len(stages))
+        known = {j: frozenset(k for k in keep if keep[k] < j) for j in later}
+        if any(op in _cone(stages[j], inner, known[j]) for j in later):
+            keep[op] = first[op]
+            room -= needed
+    return keep
+
+
+def _cone(stage: Stage, inner: frozenset[str], known: frozenset[Op]) -> set[Op]:
+    """The operations that a stage computes at every inner point, not looking behind `known`."""
+    seen: set[Op] = set()
+    stack = [op.args[0] for op in stage.reductions] + list(stage.stores)
+    while stack:
+        op = stack.pop()
+        if op in seen or not op.space & inner or op.name == "reduce":
+            continue
+        seen.add(op)
+        if op not in known:
+            stack.extend(op.args)
+    return seen
+
+
+def _weight(op: Op, keep: dict[Op, int], inner: frozenset[str]) -> int:
+    """The instructions that computing `op` again at every inner point would take."""
+    total, stack, seen = 0, [op], set()
+    while stack:
+        current = stack.pop()
+        if current in seen or not current.space & inner:
+            continue
+        seen.add(current)
+        total += weight(current.name)
+        if current is op or current not in keep:
+            stack.extend(current.args)
+    return total
