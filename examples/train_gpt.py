@@ -206,7 +206,7 @@ def results(contenders: list[Contender]) -> Table:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("steps", 100), ("layers", 4), ("heads", 4), ("width", 128)):
+    for name, default in (("steps", 200), ("layers", 4), ("heads", 4), ("width", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, default in (("context", 128), ("batch", 8), ("seed", 0), ("threads", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
