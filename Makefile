@@ -42,10 +42,11 @@ types: $(STAMP)  ## Check types on an installed copy, from another directory
 	cd $(TYPED) && "$(CURDIR)/$(BIN)/python" -m mypy --config-file "$(CURDIR)/pyproject.toml" \
 		--cache-dir "$(CURDIR)/.mypy_cache" -p perfopt
 
-bench: $(STAMP)  ## Measure regions, call overhead and first steps beside eager and Inductor
-	$(BIN)/python benchmarks/regions.py $(ARGS)
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/first_step.py
+bench: $(STAMP)  ## Measure regions, call overhead, steps and first steps; takes minutes
+	$(BIN)/python -m benchmarks.regions $(ARGS)
+	$(BIN)/python -m benchmarks.overhead $(ARGS)
+	$(BIN)/python -m benchmarks.steps $(ARGS)
+	$(BIN)/python -m benchmarks.first_step $(ARGS)
 
 clean:  ## Remove what the other commands made, .venv too
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

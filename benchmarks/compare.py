@@ -1,0 +1,218 @@
+"""Fair timing of several ways to run one function: one process, random order, paired ratios.
+
+Every benchmark here times by `measure`, compares by `ratio` and checks by `check`, so that all of
+their figures mean the same: seconds are medians, a ratio is the median of the ratios of samples
+taken in the same round, and its interval is a 95% bootstrap interval of that median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import random
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+EAGER, INDUCTOR = "eager", "inductor"
+RESAMPLES = 2000
+WIDTH = 140
+
+
+class WrongResultError(AssertionError):
+    """A contender's result is further from float64 than rounding explains."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One contender's time over another's: the median of paired ratios and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Ratio:
+    """Seconds `above` over seconds `below`, both in the order of the rounds that they come from."""
+    pairs = np.asarray(above) / np.asarray(below)
+    picks = np.random.default_rng(seed).integers(len(pairs), size=(RESAMPLES, len(pairs)))
+    low, high = np.quantile(np.median(pairs[picks], axis=1), (0.025, 0.975))
+    return Ratio(float(np.median(pairs)), float(low), float(high))
+
+
+def measure(
+    contenders: Mapping[str, Callable[[], object]],
+    samples: int,
+    *,
+    calls: int = 1,
+    warmup: int = 5,
+    seed: int = 0,
+) -> dict[str, list[float]]:
+    """Seconds per call of each contender, one sample of each in every round, in random order.
+
+    A sample is the mean of `calls` calls in a row: above 1 only where one call is too short for
+    the clock. The garbage collector rests meanwhile.
+    """
+    order = random.Random(seed)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for _ in range(warmup):
+        for name in names:
+            contenders[name]()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(samples):
+            for name in order.sample(names, len(names)):
+                seconds[name].append(_sample(contenders[name], calls))
+    finally:
+        gc.enable()
+    return seconds
+
+
+def _sample(call: Callable[[], object], calls: int) -> float:
+    repeats = range(calls)
+    start = time.perf_counter()
+    for _ in repeats:
+        call()
+    return (time.perf_counter() - start) / calls
+
+
+def contender(function: Callable[..., Tensor], backend: str) -> Callable[..., Tensor]:
+    """`function` compiled by `backend`, or as it is for "eager".
+
+    Each gets a code object of its own: Dynamo keeps what it compiled per code object, and would
+    else try the guards of one contender on every call of another.
+    """
+    code = function.__code__.replace(co_name=f"{function.__name__}_{backend}")
+    own = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__)
+    return own if backend == EAGER else torch.compile(own, backend=backend, fullgraph=True)
+
+
+def error(result: Tensor, exact: Tensor) -> float:
+    """The greatest distance from `exact` (float64), over the greatest finite magnitude in it.
+
+    Infinite where the two do not hold NaN at the same places.
+    """
+    if not torch.equal(result.isnan(), exact.isnan()):
+        return float("inf")
+    scale = exact.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30)
+    return float((result.double() - exact).nan_to_num(0.0).abs().max() / scale)
+
+
+def check(functions: Mapping[str, Callable[..., Tensor]], inputs: Sequence[Tensor]) -> None:
+    """Raise `WrongResultError` where a result is over 4 times as far from float64 as eager's.
+
+    Done twice, the second time with NaN at a few places of the first input.
+    """
+    spoilt = inputs[0].clone()
+    spoilt.view(-1)[:: spoilt.numel() // 7] = float("nan")
+    for each in (tuple(inputs), (spoilt, *inputs[1:])):
+        exact = functions[EAGER](*(tensor.double() for tensor in each))
+        errors = {name: error(function(*each), exact) for name, function in functions.items()}
+        allowed = max(4 * errors[EAGER], 4 * torch.finfo(inputs[0].dtype).eps)
+        for name, found in errors.items():
+            if name != EAGER and not found <= allowed:
+                raise WrongResultError(
+                    f"{name} is {found:.1e} from float64; eager is {errors[EAGER]:.1e}, "
+                    f"{allowed:.1e} is allowed"
+                )
+
+
+def parser(description: str | None, samples: int) -> argparse.ArgumentParser:
+    """The options that every benchmark takes."""
+    made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    made.add_argument("--samples", type=int, default=samples, help="rounds (default %(default)s)")
+    made.add_argument("--threads", type=int, default=1, help="of torch (default %(default)s)")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--backend", default="perfopt", help="beside eager and Inductor")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE as well")
+    return made
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    listing = Path("/proc/cpuinfo")
+    for line in listing.read_text().splitlines() if listing.exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one case: median seconds by contender, ratios by "a / b", and a target.
+
+    `target` is the least value of the first ratio that the project holds itself to, or None.
+    """
+
+    case: str
+    seconds: dict[str, float]
+    ratios: dict[str, Ratio]
+    target: float | None = None
+
+
+def row(
+    case: str,
+    seconds: Mapping[str, Sequence[float]],
+    ratios: Sequence[tuple[str, str]],
+    target: float | None = None,
+) -> Row:
+    """The `Row` of one `measure`; `ratios` names the pairs (above, below) to compare."""
+    return Row(
+        case,
+        {name: median(each) for name, each in seconds.items()},
+        {f"{a} / {b}": ratio(seconds[a], seconds[b]) for a, b in ratios},
+        target,
+    )
+
+
+def show(rows: Sequence[Row], unit: str, json_file: Path | None = None) -> None:
+    """Print a table of rows in `unit` ("us", "ms" or "s"), and write them to `json_file`."""
+    scale = {"us": 1e6, "ms": 1e3, "s": 1.0}[unit]
+    about = machine()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)  # a file or a pipe has no width of its own
+    names, ratios = list(rows[0].seconds), list(rows[0].ratios)
+    targets = any(each.target is not None for each in rows)
+    headings = [*(f"{name} {unit}" for name in names), *ratios, *(["target"] if targets else [])]
+    table = Table("", *headings)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for each in rows:
+        cells = [f"{each.seconds[name] * scale:.{1 if scale > 1 else 2}f}" for name in names]
+        cells += [str(each.ratios[name]) for name in ratios]
+        if targets:
+            cells.append("" if each.target is None else f">= {each.target}")
+        table.add_row(each.case, *cells)
+    console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
+    console.print(table)
+    if json_file:
+        content = {"machine": about, "rows": [asdict(each) for each in rows]}
+        json_file.write_text(json.dumps(content, indent=2) + "\n")
