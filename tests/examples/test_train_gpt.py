@@ -9,7 +9,8 @@ import torch
 
 from examples import train_gpt
 
-SMALL = "--steps 6 --layers 2 --heads 2 --width 32 --context 16 --batch 4".split()
+SIZES = {"steps": 6, "layers": 2, "heads": 2, "width": 32, "context": 16, "batch": 4}
+SMALL = [f"--{name}={size}" for name, size in SIZES.items()]
 
 
 def test_losses_coincide_with_eagers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,3 +61,11 @@ def test_what_cannot_run_is_refused_with_its_value(
     with pytest.raises(SystemExit):
         train_gpt.parse(wrong)
     assert wrong[1] in capsys.readouterr().err
+
+
+def test_an_unknown_backend_is_named_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert train_gpt.main([*SMALL, "--backend", "perfop"]) == 2
+    printed = capsys.readouterr().out
+    assert "perfop:" in printed and "inductor" in printed
