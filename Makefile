@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TYPED := build/types
+MYPY = ../../$(BIN)/python -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -39,8 +40,8 @@ format: $(STAMP)  ## Format every file and mend what can be mended
 types: $(STAMP)  ## Check types on an installed copy, from another directory
 	rm -rf build
 	$(PIP) install --quiet --no-deps --no-build-isolation --target $(TYPED) .
-	cd $(TYPED) && "$(CURDIR)/$(BIN)/python" -m mypy --config-file "$(CURDIR)/pyproject.toml" \
-		--cache-dir "$(CURDIR)/.mypy_cache" -p perfopt
+	cd $(TYPED) && $(MYPY) -p perfopt
+	cd $(TYPED) && MYPYPATH=.:../.. $(MYPY) --explicit-package-bases ../../examples ../../benchmarks
 
 bench: $(STAMP)  ## Measure regions, call overhead, steps and first steps; takes minutes
 	$(BIN)/python -m benchmarks.regions $(ARGS)

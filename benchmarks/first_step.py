@@ -4,8 +4,8 @@
     python -m benchmarks.first_step --samples 5 --json first_step.json
 
 The clock runs from before the call of `torch.compile`, which imports Dynamo, to the end of the
-first update; importing torch and making the model come before it. "aot_eager" is the floor: Dynamo and AOTAutograd with no compiler
-behind them. The ratio is each contender's time over perfopt's.
+first update; importing torch and making the model come before it. "aot_eager" is the floor: Dynamo
+and AOTAutograd with no compiler behind them. The ratio is each contender's time over perfopt's.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import importlib.util
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pydoc_data import topics
@@ -127,7 +127,7 @@ class Contender:
 
     name: str
     model: nn.Module
-    run: nn.Module
+    run: Callable[[Tensor, Tensor], Tensor]
     optimizer: torch.optim.Optimizer
     preparing: float = 0.0  # seconds of `torch.compile` itself, counted with the first step
     losses: list[float] = field(default_factory=list)
