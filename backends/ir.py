@@ -46,7 +46,8 @@ class Op:
     """One SSA operation and its value.
 
     `attr` is the constant of `const`, the `Index` of `load`, `store` and `iota`, the kind of
-    `reduce`, the intermediate type of `round`; `buffer` the one that `load` or `store` touches.
+    `reduce`, the intermediate type of `round`, the limit of `bounded` and the value of `size` as
+    an `Index` without axes; `buffer` the one that `load` or `store` touches.
     """
 
     uid: int
@@ -89,6 +90,11 @@ class Kernel:
     ops: tuple[Op, ...]
     stores: tuple[Op, ...]
     sizes: tuple[Size, ...] = ()
+
+    @property
+    def checked(self) -> bool:
+        """Whether the kernel checks indices, and its entry returns non-zero for a bad one."""
+        return any(op.name == "bounded" for op in self.ops)
 
     def axis_sizes(self) -> dict[str, Size]:
         """The size of every axis by name."""

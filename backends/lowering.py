@@ -290,6 +290,8 @@ class Lowering:
         chosen = self.value(index, at)
         if chosen.type != "i64":
             raise Unsupported("gather by an index that is not int64")
+        limit = Index.of({}, shape_of(source)[dim])
+        chosen = self.builder.op("bounded", (chosen,), "i64", attr=limit)
         return self.value(source, at[:dim] + (Index.term(chosen),) + at[dim + 1 :])
 
     def _item(self, node: fx.Node, at: Position) -> Op:

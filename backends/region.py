@@ -30,11 +30,13 @@ class Call:
 
     An argument is the name of a region input or of an `Alloc` (its address is passed), or a size
     (an `int` or an expression in the graph's symbols, passed as int64). The number of threads
-    follows as the last argument; the program adds it.
+    follows as the last argument; the program adds it. The entry of a `checked` kernel returns
+    non-zero where an index was out of range, and the program raises `IndexError`.
     """
 
     entry: str
     args: tuple[str | Size, ...]
+    checked: bool = False
 
 
 @dataclass(frozen=True)

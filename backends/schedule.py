@@ -16,6 +16,9 @@ from perfopt.backends.vocabulary import weight
 
 KEEP_WEIGHT = 8  # recomputing fewer simple instructions than this is cheaper than scratch
 SCRATCH_BYTES = 128 * 1024  # what one thread may keep on its stack
+ROW_CHUNK = 8192  # elements along the vector axis in one step of the grid
+# Bodies up to so many instructions run so many vectors at once; heavier ones fill the registers.
+_UNROLL = ((12, 4), (48, 2))
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Schedule:
     `lane` is the vector axis. With `across` it is a reduction axis and every row is folded by
     vectors; otherwise every lane holds a point of its own. `inner` are the axes that a stage
     walks, `grid` the ones that threads share out. `final` are the stores of values that do not
-    vary along the inner axes.
+    vary along the inner axes. `unroll` vectors are worked on at once. The vector axis is cut into
+    pieces of `chunk` elements, each one step of the grid; 0 where it is a reduction axis.
     """
 
     lane: Axis | None
@@ -44,6 +48,8 @@ class Schedule:
     stages: tuple[Stage, ...]
     final: tuple[Op, ...]
     scratch: tuple[Op, ...]
+    unroll: int
+    chunk: int
 
 
 def levels(kernel: Kernel) -> dict[int, int]:
@@ -74,14 +80,39 @@ def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
         )
         for k in range(count)
     ]
-    keep = _kept(plain, names, product(a.size for a in inner))
+    unroll = _unroll(max(stage_weight(s) for s in plain), lane, lanes)
+    columns = kernel.reduction and not across
+    lanes_kept = unroll * lanes if columns else 1
+    keep = _kept(plain, names, product(a.size for a in inner) * lanes_kept)
     stages = tuple(
         Stage(s.reductions, s.stores, tuple(op for op in keep if keep[op] == k))
         for k, s in enumerate(plain)
         if s.reductions or s.stores
     )
     final = tuple(s for s in kernel.stores if not s.space & names)
-    return Schedule(lane, across, grid, inner, stages, final, tuple(keep))
+    chunk = 0
+    if lane is not None and not across:
+        chunk = unroll * lanes if columns else ROW_CHUNK
+    return Schedule(lane, across, grid, inner, stages, final, tuple(keep), unroll, chunk)
+
+
+def _unroll(heaviest: int, lane: Axis | None, lanes: int) -> int:
+    count = next((count for limit, count in _UNROLL if heaviest <= limit), 1)
+    while lane is not None and isinstance(lane.size, int) and 1 < count * lanes > lane.size:
+        count //= 2
+    return max(count, 1)
+
+
+def stage_weight(stage: Stage) -> int:
+    """The instructions of one inner point, roughly: what decides how far to unroll."""
+    seen: set[Op] = set()
+    stack = [op.args[0] for op in stage.reductions] + list(stage.stores)
+    while stack:
+        op = stack.pop()
+        if op not in seen and op.name != "reduce":
+            seen.add(op)
+            stack.extend(op.args)
+    return sum(weight(op.name) for op in seen)
 
 
 def _lane(kernel: Kernel, lanes: int) -> Axis | None:

@@ -102,8 +102,9 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "or": torch.any,
     "and": torch.all,
 }
-# Not pointwise: const, iota (an index as i64), size (a kernel argument), load, store, reduce.
-STRUCTURAL = frozenset({"const", "iota", "size", "load", "store", "reduce"})
+# Not pointwise: const, iota (an index as i64), size (a kernel argument), load, store, reduce, and
+# bounded (an i64 index, checked against a limit: 0 in its place and a fault where it is outside).
+STRUCTURAL = frozenset({"const", "iota", "size", "load", "store", "reduce", "bounded"})
 
 
 def weight(name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from perfopt.backends.ir import FLOATS, Op
+from perfopt.backends.ir import FLOATS, HALF, Op
 from perfopt.backends.mlir.math import function_name
 from perfopt.backends.vocabulary import FUNCTIONS
 
@@ -148,9 +148,7 @@ class Block:
         if name == "cast":
             return self.cast(args[0], op.args[0].type, type, vector)
         if name == "round":
-            narrow, wide = self.type(op.attr, vector), self.type(type, vector)
-            short = self.emit(f"arith.truncf {args[0]} : {wide} to {narrow}")
-            return self.emit(f"arith.extf {short} : {narrow} to {wide}")
+            return self.widened(self.narrowed(args[0], op.attr, vector), op.attr, vector)
         if len(args) == 1:
             return self.unary(name, args[0], type, vector)
         if name == "copysign":
@@ -190,6 +188,40 @@ class Block:
         wide = type if type in ("i64", "i32") else "i32"
         converted = self._to_integer(x, source, wide, vector)
         return self.cast(converted, wide, type, vector)
+
+    def widened(self, raw: str, memory: str, vector: bool) -> str:
+        """An element as memory holds it, as the value that is computed with."""
+        if memory in HALF:
+            before, after = self.type(memory, vector), self.type("f32", vector)
+            return self.emit(f"arith.extf {raw} : {before} to {after}")
+        if memory == "i1":
+            return self.compare("ne", raw, self.constant(0, "u8", vector), "u8", vector)
+        return raw
+
+    def narrowed(self, value: str, memory: str, vector: bool) -> str:
+        """A value as an element of memory; 16-bit floats round to nearest even."""
+        if memory == "bf16":
+            return self._to_bf16(value, vector)
+        if memory == "f16":
+            before, after = self.type("f32", vector), self.type(memory, vector)
+            return self.emit(f"arith.truncf {value} : {before} to {after}")
+        return self.cast(value, "i1", "u8", vector) if memory == "i1" else value
+
+    def _to_bf16(self, value: str, vector: bool) -> str:
+        # In integers: the machine's own conversion flushes denormals, and not every one has it.
+        f32, i32, i16 = (self.type(t, vector) for t in ("f32", "i32", "i16"))
+        bits = self.emit(f"arith.bitcast {value} : {f32} to {i32}")
+        shift = self.constant(16, "i32", vector)
+        high = self.emit(f"arith.shrui {bits}, {shift} : {i32}")
+        odd = self.emit(f"arith.andi {high}, {self.constant(1, 'i32', vector)} : {i32}")
+        bias = self.emit(f"arith.addi {odd}, {self.constant(0x7FFF, 'i32', vector)} : {i32}")
+        rounded = self.emit(f"arith.addi {bits}, {bias} : {i32}")
+        nan = self.emit(f"arith.cmpf uno, {value}, {value} : {f32}")
+        quiet = self.constant(0x7FC00000, "i32", vector)
+        kept = self.select(nan, quiet, rounded, "i32", vector)
+        top = self.emit(f"arith.shrui {kept}, {shift} : {i32}")
+        short = self.emit(f"arith.trunci {top} : {i32} to {i16}")
+        return self.emit(f"arith.bitcast {short} : {i16} to {self.type('bf16', vector)}")
 
     def _to_integer(self, x: str, source: str, type: str, vector: bool) -> str:
         limit = float(1 << (_BITS[type] - 1))

@@ -1,0 +1,316 @@
+"""Values of a kernel as MLIR text: where each is computed, and how memory is read and written.
+
+A `Point` is a place in the loops where values can be computed: the row (one step of the grid), a
+column of it (one vector of lanes that each hold a point of their own), or one step of the inner
+loops. Every value is computed at the outermost point that fixes all the axes it varies with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from perfopt.backends.index import Index, Size
+from perfopt.backends.ir import BYTES, HALF, Op
+from perfopt.backends.mlir.text import Block, in_memory
+
+FAULT = "perfopt_fault"  # the module's flag: an index was out of range
+
+
+@dataclass
+class Point:
+    """Positions of the axes `own` and of all that `parent` fixes; values made here, by uid."""
+
+    block: Block
+    own: frozenset[str]
+    parent: Point | None = None
+    positions: dict[str, str] = field(default_factory=dict)
+    mask: str | None = None  # which lanes exist; None for all
+    scratch: str = ""  # the element offset in every scratch row
+    values: dict[int, str] = field(default_factory=dict)
+    vectors: dict[int, str] = field(default_factory=dict)
+    bases: dict[tuple[object, ...], str] = field(default_factory=dict)
+
+    def home(self, space: frozenset[str]) -> Point:
+        """The outermost point that fixes all of `space`."""
+        point = self
+        while point.parent is not None and not space & point.own:
+            point = point.parent
+        return point
+
+    def position(self, axis: str) -> str:
+        """The position along an axis, as an i64 value."""
+        point: Point | None = self
+        while point is not None:
+            if axis in point.positions:
+                return point.positions[axis]
+            point = point.parent
+        raise KeyError(axis)
+
+
+class Values:
+    """Computes, loads and stores the values of one kernel.
+
+    `memory` maps buffers to element types, `symbols` symbolic sizes to the values that hold them,
+    `lane` names the vector axis ("" for none). Constants and sizes are emitted into `top`, which
+    is printed before everything else.
+    """
+
+    def __init__(
+        self, memory: Mapping[str, str], symbols: Mapping[Size, str], lane: str, top: Block
+    ) -> None:
+        self.memory = memory
+        self.symbols = symbols
+        self.lane = lane
+        self.lanes = top.lanes
+        self.top = top
+        self.scratch: dict[int, str] = {}
+        self.ready: frozenset[int] = frozenset()  # what earlier stages have put in scratch
+        self._integers: dict[int, str] = {}
+
+    # ---- sizes and addresses ----------------------------------------------------------------
+
+    def size(self, size: Size) -> str:
+        """A size as an i64 value."""
+        if not isinstance(size, int):
+            return self.symbols[size]
+        if size not in self._integers:
+            self._integers[size] = self.top.emit(f"arith.constant {size} : i64")
+        return self._integers[size]
+
+    def linear(self, index: Index, at: Point) -> str:
+        """The part of an index that all lanes share, each term summed where it is fixed."""
+        by_point: dict[int, list[tuple[object, Size]]] = {}
+        chain = [at]
+        while chain[-1].parent is not None:
+            chain.append(chain[-1].parent)
+        for term, coefficient in index.terms:
+            if isinstance(term, str):
+                home = at.home(frozenset((term,)))
+            elif self.lane in term.space:
+                continue
+            else:
+                home = at.home(term.space)
+            by_point.setdefault(id(home), []).append((term, coefficient))
+        total = ""
+        for point in reversed(chain):
+            terms = by_point.get(id(point), [])
+            const = index.const if point is chain[-1] else 0
+            if not terms and const == 0:
+                continue
+            key = (total, const, *terms)
+            if key not in point.bases:
+                point.bases[key] = self._sum(point, total, terms, const)
+            total = point.bases[key]
+        return total or self.size(0)
+
+    def _sum(self, at: Point, total: str, terms: list[tuple[object, Size]], const: Size) -> str:
+        block = at.block
+        for term, coefficient in terms:
+            value = at.position(term) if isinstance(term, str) else self.value(term, at)  # type: ignore[arg-type]
+            if coefficient != 1:
+                value = block.emit(f"arith.muli {value}, {self.size(coefficient)} : i64")
+            total = block.emit(f"arith.addi {total}, {value} : i64") if total else value
+        if const != 0:
+            number = self.size(const)
+            total = block.emit(f"arith.addi {total}, {number} : i64") if total else number
+        return total
+
+    def lane_index(self, index: Index, at: Point) -> str:
+        """An index that differs between lanes, as a vector of i64."""
+        block, ty = at.block, f"vector<{self.lanes}xi64>"
+        result = block.splat(self.linear(index, at), "i64")
+        for term, coefficient in index.terms:
+            if isinstance(term, str):
+                if term != self.lane:
+                    continue
+                steps = ", ".join(map(str, range(self.lanes)))
+                value = block.emit(f"arith.constant dense<[{steps}]> : {ty}")
+            elif self.lane in term.space:
+                value = self.vector(term, at)
+            else:
+                continue
+            if coefficient != 1:
+                factor = block.splat(self.size(coefficient), "i64")
+                value = block.emit(f"arith.muli {value}, {factor} : {ty}")
+            result = block.emit(f"arith.addi {result}, {value} : {ty}")
+        return result
+
+    def scattered(self, index: Index) -> bool:
+        """Whether neighbouring lanes are not neighbours in memory."""
+        for term, coefficient in index.terms:
+            if isinstance(term, str):
+                if term == self.lane and coefficient != 1:
+                    return True
+            elif self.lane in term.space:
+                return True
+        return False
+
+    def address(self, block: Block, base: str, offset: str, memory: str) -> str:
+        """The address of the element `offset` behind `base`."""
+        return block.emit(
+            f"llvm.getelementptr {base}[{offset}] : (!llvm.ptr, i64) -> !llvm.ptr, {memory}"
+        )
+
+    def addresses(self, block: Block, base: str, offsets: str, memory: str) -> str:
+        """One address per lane."""
+        n = self.lanes
+        return block.emit(
+            f"llvm.getelementptr {base}[{offsets}] : (!llvm.ptr, vector<{n}xi64>) -> "
+            f"vector<{n}x!llvm.ptr>, {memory}"
+        )
+
+    # ---- values -----------------------------------------------------------------------------
+
+    def is_vector(self, op: Op) -> bool:
+        """Whether the value differs between lanes."""
+        return self.lane in op.space
+
+    def value(self, op: Op, at: Point) -> str:
+        """The value of an operation, emitted once at its home."""
+        home = at.home(op.space)
+        if op.uid not in home.values:
+            home.values[op.uid] = self._compute(op, home)
+        return home.values[op.uid]
+
+    def vector(self, op: Op, at: Point) -> str:
+        """The value as a vector, splat where all lanes share it."""
+        if self.is_vector(op):
+            return self.value(op, at)
+        home = at.home(op.space)
+        if op.uid not in home.vectors:
+            if op.name == "const":
+                home.vectors[op.uid] = home.block.constant(op.attr, op.type, True)
+            else:
+                home.vectors[op.uid] = home.block.splat(self.value(op, home), op.type)
+        return home.vectors[op.uid]
+
+    def _compute(self, op: Op, at: Point) -> str:
+        vector = self.is_vector(op)
+        if op.uid in self.ready and at.scratch:
+            return self._from_scratch(op, at)
+        if op.name == "const":
+            return at.block.constant(op.attr, op.type, False)
+        if op.name == "size":
+            return self.size(op.attr.const)
+        if op.name == "iota":
+            return self.lane_index(op.attr, at) if vector else self.linear(op.attr, at)
+        if op.name == "load":
+            return self._load(op, at)
+        assert op.name != "reduce", "a reduction is used before its stage"
+        args = [self.vector(a, at) if vector else self.value(a, at) for a in op.args]
+        if op.name == "bounded":
+            return self._bounded(op, args[0], at, vector)
+        return at.block.operation(op, args, vector)
+
+    def _bounded(self, op: Op, index: str, at: Point, vector: bool) -> str:
+        """An index that is in range; where it was not, 0 and the module's fault flag set."""
+        block, limit = at.block, self.size(op.attr.const)
+        limit = block.splat(limit, "i64") if vector else limit
+        ty = block.type("i64", vector)
+        good = block.emit(f"arith.cmpi ult, {index}, {limit} : {ty}")
+        bad = block.unary("not", good, "i1", vector)
+        if vector and at.mask is not None:
+            bad = block.binary("and", bad, at.mask, "i1", True)
+        some = bad
+        if vector:
+            some = block.emit(f"vector.reduction <or>, {bad} : vector<{self.lanes}xi1> into i1")
+        flag, one = block.names.fresh(), self.size(1)
+        block.lines += [
+            f"scf.if {some} {{",
+            f"{flag} = llvm.mlir.addressof @{FAULT} : !llvm.ptr",
+            f"llvm.store {one}, {flag} {{alignment = 8 : i64}} : i64, !llvm.ptr",
+            "}",
+        ]
+        return block.select(good, index, block.constant(0, "i64", vector), "i64", vector)
+
+    # ---- memory -----------------------------------------------------------------------------
+
+    def _load(self, op: Op, at: Point) -> str:
+        memory, block = self.memory[op.buffer], at.block
+        ty, base = in_memory(memory), f"%{op.buffer}"
+        vector = self.is_vector(op)
+        if vector and self.scattered(op.attr):
+            raw = self._gather(block, base, self.lane_index(op.attr, at), memory, at.mask)
+        else:
+            address = self.address(block, base, self.linear(op.attr, at), ty)
+            raw = self._load_at(block, address, memory, vector, at.mask if vector else None)
+        return block.widened(raw, memory, vector)
+
+    def _load_at(
+        self, block: Block, address: str, memory: str, vector: bool, mask: str | None
+    ) -> str:
+        ty, align = in_memory(memory), BYTES[memory]
+        kind = f"vector<{self.lanes}x{ty}>" if vector else ty
+        if mask is None:
+            return block.emit(
+                f"llvm.load {address} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}"
+            )
+        zero = block.emit(f"arith.constant dense<{_zero(ty)}> : {kind}")
+        return block.emit(
+            f"llvm.intr.masked.load {address}, {mask}, {zero} {{alignment = {align} : i32}} : "
+            f"(!llvm.ptr, vector<{self.lanes}xi1>, {kind}) -> {kind}"
+        )
+
+    def _gather(self, block: Block, base: str, index: str, memory: str, mask: str | None) -> str:
+        n, ty = self.lanes, in_memory(memory)
+        addresses = self.addresses(block, base, index, ty)
+        mask = mask or block.emit(f"arith.constant dense<true> : vector<{n}xi1>")
+        zero = block.emit(f"arith.constant dense<{_zero(ty)}> : vector<{n}x{ty}>")
+        return block.emit(
+            f"llvm.intr.masked.gather {addresses}, {mask}, {zero} {{alignment = {BYTES[memory]} : "
+            f"i32}} : (vector<{n}x!llvm.ptr>, vector<{n}xi1>, vector<{n}x{ty}>) -> vector<{n}x{ty}>"
+        )
+
+    def store(self, op: Op, at: Point) -> None:
+        """Emit a store of a scalar, a contiguous vector, or a scatter."""
+        memory, block = self.memory[op.buffer], at.block
+        ty, base = in_memory(memory), f"%{op.buffer}"
+        vector = self.lane in op.attr.axes()
+        value = self.vector(op.args[0], at) if vector else self.value(op.args[0], at)
+        value = block.narrowed(value, memory, vector)
+        if vector and self.scattered(op.attr):
+            n = self.lanes
+            addresses = self.addresses(block, base, self.lane_index(op.attr, at), ty)
+            mask = at.mask or block.emit(f"arith.constant dense<true> : vector<{n}xi1>")
+            block.lines.append(
+                f"llvm.intr.masked.scatter {value}, {addresses}, {mask} {{alignment = "
+                f"{BYTES[memory]} : i32}} : vector<{n}x{ty}>, vector<{n}xi1> into "
+                f"vector<{n}x!llvm.ptr>"
+            )
+            return
+        address = self.address(block, base, self.linear(op.attr, at), ty)
+        self._store_at(block, address, value, memory, vector, at.mask if vector else None)
+
+    def _store_at(
+        self, block: Block, address: str, value: str, memory: str, vector: bool, mask: str | None
+    ) -> None:
+        ty, align = in_memory(memory), BYTES[memory]
+        kind = f"vector<{self.lanes}x{ty}>" if vector else ty
+        if mask is None:
+            block.lines.append(
+                f"llvm.store {value}, {address} {{alignment = {align} : i64}} : {kind}, !llvm.ptr"
+            )
+            return
+        block.lines.append(
+            f"llvm.intr.masked.store {value}, {address}, {mask} {{alignment = {align} : i32}} : "
+            f"{kind}, vector<{self.lanes}xi1> into !llvm.ptr"
+        )
+
+    def _from_scratch(self, op: Op, at: Point) -> str:
+        ty = in_memory(op.type)
+        address = self.address(at.block, self.scratch[op.uid], at.scratch, ty)
+        vector = self.is_vector(op)
+        raw = self._load_at(at.block, address, op.type, vector, None)
+        return at.block.widened(raw, op.type, vector)
+
+    def keep(self, op: Op, at: Point) -> None:
+        """Emit the store of a value into its scratch row."""
+        vector = self.is_vector(op)
+        value = at.block.narrowed(self.value(op, at), op.type, vector)
+        address = self.address(at.block, self.scratch[op.uid], at.scratch, in_memory(op.type))
+        self._store_at(at.block, address, value, op.type, vector, None)
+
+
+def _zero(memory: str) -> str:
+    return "0.0" if memory in ("f64", "f32") or memory in HALF else "0"
