@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -28,7 +28,9 @@ def result_dtype(node: fx.Node) -> torch.dtype:
 
 def common_dtype(node: fx.Node) -> torch.dtype:
     """The dtype that eager promotes the two operands to before it compares them."""
-    left, right = (a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args[:2])
+    left, right = (
+        cast(torch.Tensor, a.meta["val"] if isinstance(a, fx.Node) else a) for a in node.args[:2]
+    )
     return torch.result_type(left, right)
 
 
@@ -78,7 +80,7 @@ def _sub(b: Builder, node: fx.Node, a: list[Any]) -> Op:
 def _scaled(b: Builder, node: fx.Node, a: list[Any], name: str) -> Op:
     x, y = a[0], a[1]
     alpha = node.kwargs.get("alpha", 1)
-    if isinstance(alpha, fx.Node):
+    if not isinstance(alpha, (int, float)):
         raise Unsupported("alpha is not a constant")
     if x.type == "i1":
         name = {"add": "or"}.get(name) or _refuse("subtraction of booleans")
@@ -310,7 +312,7 @@ def _shift(name: str) -> Rule:
 
 def _leaky_relu(b: Builder, node: fx.Node, a: list[Any]) -> Op:
     x = a[0]
-    slope = node.args[1] if len(node.args) > 1 else 0.01
+    slope = cast(float, node.args[1] if len(node.args) > 1 else 0.01)
     scaled = b.op("mul", (x, b.const(slope, x.type)), x.type)
     return b.op("select", (b.op("gt", (x, b.const(0, x.type)), "i1"), x, scaled), x.type)
 
@@ -321,10 +323,11 @@ RESULT = "result"  # to the dtype of the result
 KEEP = "keep"  # each in its own type
 CONDITION = "condition"  # all but the first to the dtype of the result
 
-_FLOAT_UNARY = (
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh "
-    "atanh erf erfc sigmoid rsqrt sqrt"
-).split()
+_FLOAT_UNARY = [
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
+    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid",
+    "rsqrt", "sqrt",
+]  # fmt: skip
 
 
 def _table() -> dict[Any, tuple[str, Rule]]:

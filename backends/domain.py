@@ -15,7 +15,7 @@ def as_number(size: Size) -> int:
     """A size as a number to sort by; symbols count as one fixed value."""
     if isinstance(size, int):
         return size
-    return int(size.subs({symbol: _HINT for symbol in size.free_symbols}))
+    return int(size.subs(dict.fromkeys(size.free_symbols, _HINT)))
 
 
 def reachable(roots: Sequence[Op]) -> list[Op]:

@@ -150,9 +150,7 @@ class Index:
         return Index.of(high, const_high), Index.of(low, const_low)
 
 
-def unflatten(
-    flat: Index, shape: tuple[Size, ...], sizes: Mapping[str, Size]
-) -> tuple[Index, ...]:
+def unflatten(flat: Index, shape: tuple[Size, ...], sizes: Mapping[str, Size]) -> tuple[Index, ...]:
     """The position in a contiguous `shape` of a flat index; raises `Unsupported`."""
     result: list[Index] = []
     for dim in range(len(shape)):

@@ -405,5 +405,7 @@ def build_kernel(
         Buffer(buffer, pw.memory_type(tensor_of(node).dtype), False)
         for node, buffer in work.inputs.items()
     ]
-    kernel = make_kernel(name, reads + buffers, work.builder.ops, stores, work.sizes, work.reduction)
+    kernel = make_kernel(
+        name, reads + buffers, work.builder.ops, stores, work.sizes, work.reduction
+    )
     return LoweredKernel(kernel, {b: n for n, b in work.inputs.items()}, written)

@@ -29,7 +29,7 @@ def lowerable(node: fx.Node) -> str | None:
             return "an item of an operation that is not lowered"
         return None
     value = node.meta.get("val")
-    tensors = [v for v in (value if isinstance(value, (tuple, list)) else [value])]
+    tensors = list(value) if isinstance(value, (tuple, list)) else [value]
     tensors += [arg.meta.get("val") for arg in node.all_input_nodes]
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and (reason := _foreign(tensor)):

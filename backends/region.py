@@ -62,6 +62,8 @@ def is_region(node: fx.Node) -> bool:
 
 def region_graph(node: fx.Node) -> fx.GraphModule:
     """The subgraph that a region node calls."""
-    module = node.graph.owning_module.get_submodule(str(node.target))
+    owner = node.graph.owning_module
+    assert owner is not None
+    module = owner.get_submodule(str(node.target))
     assert isinstance(module, fx.GraphModule)
     return module

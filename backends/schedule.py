@@ -132,9 +132,9 @@ def _lane(kernel: Kernel, lanes: int) -> Axis | None:
     column = kernel.parallel[-1] if kernel.parallel else None
     if column is None:
         return row
-    if isinstance(row.size, int) and row.size < lanes:
-        if not isinstance(column.size, int) or column.size >= lanes:
-            return column
+    short = isinstance(row.size, int) and row.size < lanes
+    if short and not (isinstance(column.size, int) and column.size < lanes):
+        return column
     return column if contiguous(column) > contiguous(row) else row
 
 

@@ -221,4 +221,4 @@ VIEWS: dict[Any, View] = {
 }
 # Copies: the same values in a buffer of their own.
 COPIES = frozenset({aten.clone.default, aten.contiguous.default, aten.lift_fresh_copy.default})
-VIEWS |= {op: _SAME for op in COPIES}
+VIEWS |= dict.fromkeys(COPIES, _SAME)

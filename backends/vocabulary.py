@@ -57,7 +57,8 @@ _ARITHMETIC = {
     "select": _same(torch.where, 3),
 }
 _COMPARE = {
-    name: Entry(2, getattr(torch, name), truth=True) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    name: Entry(2, getattr(torch, name), truth=True)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 _FUNCTIONS = {
     "exp": _same(torch.exp, 1, 10),

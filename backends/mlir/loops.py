@@ -94,8 +94,10 @@ class RowsPrinter:
 
     def number(self, block: Block, size: Size) -> str:
         """A size as an i64 value, in any function of the kernel."""
-        return self.values.size(size) if not isinstance(size, int) else block.emit(
-            f"arith.constant {size} : i64"
+        return (
+            self.values.size(size)
+            if not isinstance(size, int)
+            else block.emit(f"arith.constant {size} : i64")
         )
 
     def _step(self, block: Block, step: str, carried: list[str]) -> list[str]:
@@ -148,7 +150,7 @@ class RowsPrinter:
             self.values.store(store, row)
 
     def _stages(self) -> Iterator[Stage]:
-        """The stages in order; a value is read from scratch in those after the one that keeps it."""
+        """The stages in order; those after the one that keeps a value read it from scratch."""
         ready: frozenset[int] = frozenset()
         for stage in self.plan.stages:
             self.values.ready = ready
@@ -239,7 +241,9 @@ class RowsPrinter:
             for k in self._unrolled():
                 here = position
                 if k:
-                    here = inside.emit(f"arith.addi {position}, {self.values.size(k * self.lanes)} : i64")
+                    here = inside.emit(
+                        f"arith.addi {position}, {self.values.size(k * self.lanes)} : i64"
+                    )
                 point = self._point(inside, row, at | {self.lane: here}, None)
                 self._work(point, stage, found, k)
             return found
@@ -272,7 +276,11 @@ class RowsPrinter:
                     scratch = block.emit(f"arith.addi {scratch}, {at[axis.name]} : i64")
                 else:
                     scratch = at[axis.name]
-        own = self.inner | {self.lane} if self.plan.across or not self.kernel.reduction else self.inner
+        own = (
+            self.inner | {self.lane}
+            if self.plan.across or not self.kernel.reduction
+            else self.inner
+        )
         return Point(block, own, parent, at, mask, scratch)
 
     def _mask(self, block: Block, position: str, stop: str) -> str:
@@ -311,14 +319,14 @@ class RowsPrinter:
         ty = in_memory(op.type) if op.type != "i1" else "i1"
         while n > 1:
             n //= 2
-            halves = [
+            low, high = (
                 block.emit(
                     f"vector.extract_strided_slice {value} {{offsets = [{offset}], sizes = [{n}], "
                     f"strides = [1]}} : vector<{2 * n}x{ty}> to vector<{n}x{ty}>"
                 )
                 for offset in (0, n)
-            ]
-            value = Block(block.names, n, block.lines).combine(op.attr, *halves, op.type, True)
+            )
+            value = Block(block.names, n, block.lines).combine(op.attr, low, high, op.type, True)
         return block.emit(f"vector.extract {value}[0] : {ty} from vector<1x{ty}>")
 
     # ---- column reductions ------------------------------------------------------------------
@@ -343,7 +351,9 @@ class RowsPrinter:
         for k in self._unrolled():
             position = start
             if k:
-                position = block.emit(f"arith.addi {start}, {self.values.size(k * self.lanes)} : i64")
+                position = block.emit(
+                    f"arith.addi {start}, {self.values.size(k * self.lanes)} : i64"
+                )
             mask = None
             if masked:
                 mask = self._mask(block, position, self.values.size(self.plan.lane.size))  # type: ignore[union-attr]

@@ -16,7 +16,9 @@ from perfopt.backends.mlir.math import definitions
 from perfopt.backends.mlir.text import Block, Names
 from perfopt.backends.mlir.values import FAULT
 
-GRAIN = 16384  # points of the iteration domain below which a further thread costs more than it saves
+GRAIN = (
+    16384  # points of the iteration domain below which a further thread costs more than it saves
+)
 ENTRIES = "perfopt_entries"  # stores the address of every kernel's entry, in order
 
 _HEADER = f"""\
@@ -82,11 +84,12 @@ def _team(name: str, values: Sequence[tuple[str, str]], names: Names) -> str:
     )
     one = block.emit("arith.constant 1 : i64")
     bounds = []
-    for number in (thread, block.emit(f"arith.addi {thread}, {one} : i64")):
-        scaled = block.emit(f"arith.muli {steps}, {number} : i64")
+    for share in (thread, block.emit(f"arith.addi {thread}, {one} : i64")):
+        scaled = block.emit(f"arith.muli {steps}, {share} : i64")
         bounds.append(block.emit(f"arith.divui {scaled}, {team} : i64"))
     block.lines.append(_call_rows(name, loaded, *bounds))
-    return f"llvm.func internal @{name}_team(%context: !llvm.ptr) {{\n{_text(block)}  llvm.return\n}}\n"
+    head = f"llvm.func internal @{name}_team(%context: !llvm.ptr)"
+    return f"{head} {{\n{_text(block)}  llvm.return\n}}\n"
 
 
 def _entry(

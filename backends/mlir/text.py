@@ -78,7 +78,9 @@ class Block:
         """A constant, splat where it is a vector."""
         text = number(value, type)
         if not vector:
-            return self.emit(f"arith.constant {text}" + ("" if type == "i1" else f" : {element(type)}"))
+            return self.emit(
+                f"arith.constant {text}" + ("" if type == "i1" else f" : {element(type)}")
+            )
         return self.emit(f"arith.constant dense<{text}> : {self.type(type, True)}")
 
     def splat(self, name: str, type: str) -> str:
@@ -138,7 +140,9 @@ class Block:
             ty = self.type(type, vector)
             self.names.functions.add((name, ty))
             types = ", ".join([ty] * len(args))
-            return self.emit(f"func.call @{function_name(name, ty)}({', '.join(args)}) : ({types}) -> {ty}")
+            return self.emit(
+                f"func.call @{function_name(name, ty)}({', '.join(args)}) : ({types}) -> {ty}"
+            )
         if name in ("max", "min"):
             return self.extreme(name, args[0], args[1], type, vector)
         if name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -159,7 +163,9 @@ class Block:
         """neg, abs, not, sqrt and the roundings."""
         ty = self.type(type, vector)
         if name == "not":
-            return self.binary("xor", x, self.constant(-1 if type != "i1" else 1, type, vector), type, vector)
+            return self.binary(
+                "xor", x, self.constant(-1 if type != "i1" else 1, type, vector), type, vector
+            )
         if type in FLOATS:
             known = {"neg": "arith.negf", "abs": "math.absf", "round_even": "math.roundeven"}
             return self.emit(f"{known.get(name, 'math.' + name)} {x} : {ty}")
