@@ -192,3 +192,12 @@ def test_public_names_exist_and_are_in_the_readme() -> None:
     assert set(perfopt.__all__) <= set(dir(perfopt))
     with pytest.raises(AttributeError):
         getattr(perfopt, "no_such_name")  # noqa: B009
+
+
+def test_options_are_in_the_readme_as_the_code_describes_them() -> None:
+    from perfopt.options import described
+
+    rows = [f"| `{name}` | `{default}` | {what} |" for name, default, what in described()]
+    table = (ROOT / "README.md").read_text().partition("| option | default |")[2]
+    listed = [line for line in table.partition("\n\n")[0].splitlines() if line.startswith("| `")]
+    assert listed == rows
