@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
+from typing import cast as typed
 
 import torch
 from torch import fx
@@ -29,7 +30,7 @@ def result_dtype(node: fx.Node) -> torch.dtype:
 def common_dtype(node: fx.Node) -> torch.dtype:
     """The dtype that eager promotes the two operands to before it compares them."""
     left, right = (
-        cast(torch.Tensor, a.meta["val"] if isinstance(a, fx.Node) else a) for a in node.args[:2]
+        typed(torch.Tensor, a.meta["val"] if isinstance(a, fx.Node) else a) for a in node.args[:2]
     )
     return torch.result_type(left, right)
 
@@ -312,7 +313,7 @@ def _shift(name: str) -> Rule:
 
 def _leaky_relu(b: Builder, node: fx.Node, a: list[Any]) -> Op:
     x = a[0]
-    slope = cast(float, node.args[1] if len(node.args) > 1 else 0.01)
+    slope = typed(float, node.args[1] if len(node.args) > 1 else 0.01)
     scaled = b.op("mul", (x, b.const(slope, x.type)), x.type)
     return b.op("select", (b.op("gt", (x, b.const(0, x.type)), "i1"), x, scaled), x.type)
 
