@@ -37,8 +37,8 @@ class Schedule:
     `lane` is the vector axis. With `across` it is a reduction axis and every row is folded by
     vectors; otherwise every lane holds a point of its own. `inner` are the axes that a stage
     walks, `grid` the ones that threads share out. `final` are the stores of values that do not
-    vary along the inner axes. `unroll` vectors are worked on at once. The vector axis is cut into
-    pieces of `chunk` elements, each one step of the grid; 0 where it is a reduction axis.
+    vary along the inner axes. `unroll` vectors are worked on at once. A vector axis outside of
+    the inner loops, or long, is cut into pieces of `chunk` elements, each one step of the grid.
     """
 
     lane: Axis | None
@@ -65,8 +65,8 @@ def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
     """The schedule for vectors of `lanes` elements."""
     lane = _lane(kernel, lanes)
     across = lane is not None and lane in kernel.reduction
-    inner = kernel.reduction if kernel.reduction else ((lane,) if lane else ())
-    grid = tuple(a for a in kernel.parallel if a is not lane)
+    inner = kernel.reduction if kernel.reduction else _pointwise_inner(kernel.parallel)
+    grid = tuple(a for a in kernel.parallel if a is not lane and a not in inner)
     names = frozenset(a.name for a in inner)
     level = levels(kernel)
     count = 1 + max((level[op.uid] - 1 for op in kernel.ops if op.name == "reduce"), default=0)
@@ -91,9 +91,23 @@ def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
     )
     final = tuple(s for s in kernel.stores if not s.space & names)
     chunk = 0
-    if lane is not None and not across:
+    if lane is not None and not across and (columns or _large(lane.size)):
         chunk = unroll * lanes if columns else ROW_CHUNK
     return Schedule(lane, across, grid, inner, stages, final, tuple(keep), unroll, chunk)
+
+
+def _large(size: Size) -> bool:
+    return not isinstance(size, int) or size > ROW_CHUNK
+
+
+def _pointwise_inner(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The innermost axes that one step of the grid walks: more than one where they are short."""
+    inner = axes[-1:]
+    for axis in reversed(axes[:-1]):
+        if _large(product(a.size for a in inner) * axis.size * 2):
+            break
+        inner = (axis, *inner)
+    return inner
 
 
 def _unroll(heaviest: int, lane: Axis | None, lanes: int) -> int:

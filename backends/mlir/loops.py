@@ -49,6 +49,7 @@ class RowsPrinter:
         memory = {b.name: b.type for b in kernel.buffers}
         self.values = Values(memory, symbols, self.lane, self.top)
         self.inner = frozenset(a.name for a in self.plan.inner)
+        self.vector_inside = self.lane in self.inner  # or every lane is a point of its own
         count = product(a.size for a in self.plan.inner)
         # A long sum is folded piece by piece, so that its error grows as that of a pairwise sum.
         self.long = not isinstance(count, int) or count > SUM_BLOCK
@@ -128,13 +129,13 @@ class RowsPrinter:
     # ---- pointwise bodies and row reductions ------------------------------------------------
 
     def _pointwise(self, row: Point, start: str) -> None:
-        block, size = row.block, self.plan.lane.size  # type: ignore[union-attr]
-        if isinstance(size, int) and size <= self.plan.chunk:
-            stop = self.values.size(size)
-        else:
-            end = block.emit(f"arith.addi {start}, {self.values.size(self.plan.chunk)} : i64")
-            stop = block.emit(f"arith.minsi {end}, {self.values.size(size)} : i64")
-        self._lanes(row, self.plan.stages[0], {}, start, stop, [], size)
+        if not self.plan.chunk:
+            self._nest(row.block, self.plan.stages[0], [], 0, {}, row)
+            return
+        block, lane = row.block, self.plan.inner[-1]
+        end = block.emit(f"arith.addi {start}, {self.values.size(self.plan.chunk)} : i64")
+        stop = block.emit(f"arith.minsi {end}, {self.values.size(lane.size)} : i64")
+        self._lanes(row, self.plan.stages[0], {}, start, stop, [], lane.size)
 
     def _row_reductions(self, row: Point) -> None:
         for stage in self._stages():
@@ -181,7 +182,7 @@ class RowsPrinter:
         """The loops over the inner axes from `depth` on; returns the accumulators."""
         axis = self.plan.inner[depth]
         last = depth == len(self.plan.inner) - 1
-        unit = self.lanes * self.plan.unroll if last and self.plan.across else 1
+        unit = self.lanes * self.plan.unroll if last and self.vector_inside else 1
         piece = SUM_BLOCK * unit
         size = self.values.size(axis.size)
         if not stage.reductions or (isinstance(axis.size, int) and axis.size <= piece):
@@ -204,7 +205,7 @@ class RowsPrinter:
     ) -> list[str]:  # fmt: skip
         """One loop over `[start, stop)` of the inner axis `depth`, and what lies in it."""
         axis = self.plan.inner[depth]
-        if depth == len(self.plan.inner) - 1 and self.plan.across:
+        if depth == len(self.plan.inner) - 1 and self.vector_inside:
             row = Point(block, frozenset(), outer)
             return self._lanes(row, stage, at, start, stop, totals, axis.size)
 
@@ -276,12 +277,7 @@ class RowsPrinter:
                     scratch = block.emit(f"arith.addi {scratch}, {at[axis.name]} : i64")
                 else:
                     scratch = at[axis.name]
-        own = (
-            self.inner | {self.lane}
-            if self.plan.across or not self.kernel.reduction
-            else self.inner
-        )
-        return Point(block, own, parent, at, mask, scratch)
+        return Point(block, self.inner, parent, at, mask, scratch)
 
     def _mask(self, block: Block, position: str, stop: str) -> str:
         n = self.lanes
