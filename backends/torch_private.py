@@ -1,0 +1,124 @@
+"""What perfopt needs of torch that torch does not promise to keep: all of it, and only here.
+
+Written for torch 2.11 to 2.14. Everything else in perfopt calls these functions, so that a new
+torch release is met by changing this one file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu
+from torch._decomp import get_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.utils import get_compilation_metrics
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import CompileContext
+from torch.utils._sympy.printers import PythonPrinter
+
+__all__ = ["empty_strided_cpu", "get_decompositions"]
+
+Compiled = Callable[..., Any]
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Compiled]
+
+
+def compile_joint(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    forward: Compiler,
+    backward: Compiler,
+    inference: Compiler,
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]],
+    decompositions: Mapping[Any, Any],
+    donate: bool,
+) -> Compiled:
+    """Run AOTAutograd on Dynamo's graph and return its callable.
+
+    The compilers get functional ATen graphs and return boxed callables. `partition` parts the
+    joint graph of training. `donate` lets the backward graph overwrite what was saved for it.
+    """
+    with functorch_config.patch(donated_buffer=donate):
+        return aot_autograd(
+            fw_compiler=forward,
+            bw_compiler=backward,
+            inference_compiler=inference,
+            partition_fn=partition,
+            decompositions=dict(decompositions),
+        )(gm, example_inputs)
+
+
+def split_joint(
+    joint: fx.GraphModule, inputs: Any, **given: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Part a joint graph by torch's minimum cut, which honours the user's checkpoint tags."""
+    return min_cut_rematerialization_partition(joint, inputs, **given)
+
+
+def fast_call(target: Any) -> Callable[..., Any]:
+    """What an operator overload calls anyway, one Python frame sooner."""
+    if type(target) is torch._ops.OpOverload:
+        return target._op
+    return target
+
+
+def is_view(target: Any) -> bool:
+    """Whether a call to `target` returns a view of its first argument."""
+    return isinstance(target, torch._ops.OpOverload) and bool(target.is_view)
+
+
+def python_expression(size: int | sympy.Expr) -> str:
+    """A size as Python integer arithmetic over the names of its symbols."""
+    return str(size) if isinstance(size, int) else PythonPrinter().doprint(size)
+
+
+def compile_id() -> str:
+    """Dynamo's number of the frame being compiled, as in its logs; "" outside of one."""
+    current = CompileContext.current_compile_id()
+    return "" if current is None else str(current)
+
+
+def frame_seconds(number: str) -> float | None:
+    """Seconds that Dynamo took for the frame `number`, everything below it included."""
+    for metrics in reversed(get_compilation_metrics()):
+        if metrics.compile_id == number and metrics.entire_frame_compile_time_s is not None:
+            return float(metrics.entire_frame_compile_time_s)
+    return None
+
+
+def calling_backend() -> Any:
+    """The object by which `torch.compile` called the backend that is running, or None."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__call__":
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, torch._TorchCompileWrapper):
+                return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def backend_of(compiled: Any) -> Any:
+    """The object by which a `torch.compile` result calls its backend, or None."""
+    context = getattr(compiled, "dynamo_ctx", None)
+    callbacks = [getattr(context, "callback", None)]
+    for cell in getattr(compiled, "__closure__", None) or ():
+        callbacks.append(getattr(cell.cell_contents, "callback", cell.cell_contents))
+    for callback in callbacks:
+        if callable(callback):
+            inner = innermost_backend(callback)
+            if isinstance(inner, torch._TorchCompileWrapper):
+                return inner
+    return None
+
+
+def is_compiled(target: Any) -> bool:
+    """Whether `target` is what `torch.compile` returned."""
+    return hasattr(target, "_torchdynamo_orig_callable") or hasattr(target, "dynamo_ctx")

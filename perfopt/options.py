@@ -1,0 +1,123 @@
+"""`Options`: everything a user can ask for, validated at once; and the one reader of the environment.
+
+`PERFOPT_DISABLE=1` switches perfopt off: every graph runs as eager runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MODES = ("default", "aten")
+
+
+class OptionError(ValueError):
+    """An option that does not exist or a value that it does not take.
+
+    `key` names the option, `allowed` what it could have been, `nearest` the likeliest meant.
+    """
+
+    def __init__(
+        self, key: str, problem: str, allowed: Iterable[str] = (), given: str = ""
+    ) -> None:
+        self.key = key
+        self.allowed = tuple(allowed)
+        close = difflib.get_close_matches(given, self.allowed, n=1, cutoff=0.5)
+        self.nearest = close[0] if close else None
+        text = problem
+        if self.nearest:
+            text += f"; did you mean {self.nearest!r}?"
+        if self.allowed:
+            text += f" Allowed: {', '.join(self.allowed)}."
+        super().__init__(text)
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user can set, by `options={...}` of torch.compile or keywords of `perfopt.compile`.
+
+    Frozen and checked when made: `OptionError` names the option, its allowed values and the
+    nearest match.
+    """
+
+    mode: str = _option("default", "default: fuse and generate kernels; aten: library calls alone")
+    pipeline: str = _option("", "the passes as text, such as 'graph(fuse)'; empty: the mode's")
+    precision: str = _option("keep", "keep: every dtype as the model has it (nothing else yet)")
+    memory_budget: str | None = _option(None, "bytes for training to stay in (not available yet)")
+    verify: bool = _option(
+        False, "run every region beside its eager subgraph, raise if they differ"
+    )
+    dump: str = _option("", "a folder that graphs and programs are written to; empty: none")
+    donate: bool = _option(False, "let backward overwrite what was saved for it; no retain_graph")
+    exact_rounding: bool = _option(
+        False, "round 16-bit values after every operation, as eager does"
+    )
+    limit: int | None = _option(None, "apply at most so many decisions, to find one by bisection")
+    disable: tuple[str, ...] = _option((), "modules to leave to ATen, as 'blocks.0' or 'blocks.*'")
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @classmethod
+    def from_user(
+        cls, mode: str | None = None, options: Mapping[str, Any] | None = None
+    ) -> Options:
+        """Options of what torch.compile hands over; raises `OptionError`."""
+        given = dict(options or {})
+        known = [each.name for each in dataclasses.fields(cls)]
+        for key in given:
+            if key not in known:
+                raise OptionError(str(key), f"unknown option {key!r}", known, str(key))
+        if mode is not None:
+            given.setdefault("mode", mode)
+        if isinstance(given.get("disable"), str):
+            given["disable"] = tuple(p.strip() for p in given["disable"].split(",") if p.strip())
+        elif isinstance(given.get("disable"), list):
+            given["disable"] = tuple(given["disable"])
+        return cls(**given)
+
+
+def described() -> list[tuple[str, str, str]]:
+    """Every option with its default as text and what it does."""
+    return [
+        (each.name, repr(each.default), each.metadata["help"])
+        for each in dataclasses.fields(Options)
+    ]
+
+
+def switched_off() -> bool:
+    """Whether the environment turns perfopt off for the whole process."""
+    return os.environ.get("PERFOPT_DISABLE", "") not in ("", "0")
+
+
+def _check(options: Options) -> None:
+    if options.mode not in MODES:
+        raise OptionError("mode", f"mode is {options.mode!r}", MODES, str(options.mode))
+    if options.precision != "keep":
+        problem = f"precision is {options.precision!r}; other precisions are not available yet"
+        raise OptionError("precision", problem, ("keep",))
+    if options.memory_budget is not None:
+        problem = f"memory_budget is {options.memory_budget!r}; budgets are not available yet"
+        raise OptionError("memory_budget", problem, ("None",))
+    for name in ("verify", "donate", "exact_rounding"):
+        value = getattr(options, name)
+        if not isinstance(value, bool):
+            raise OptionError(name, f"{name} is {value!r}, not a bool", ("True", "False"))
+    for name in ("pipeline", "dump"):
+        value = getattr(options, name)
+        if not isinstance(value, str):
+            raise OptionError(name, f"{name} is {value!r}, not a string")
+    limit = options.limit
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        raise OptionError("limit", f"limit is {limit!r}", ("None", "an integer from 0"))
+    names = options.disable
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise OptionError("disable", f"disable is {names!r}", ("a list of module paths",))

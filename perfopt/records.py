@@ -1,0 +1,63 @@
+"""What a compilation leaves behind for reports: graphs, decisions, programs, seconds by stage."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfopt.backends.program import Program
+from perfopt.cost_model.decision import Decision
+from perfopt.options import Options
+
+STAGES = ("dynamo", "autograd", "passes", "lowering", "kernels", "program")
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One compiled graph: "forward", "backward" or "inference".
+
+    `decisions` are those of its own passes and of its lowering, `nodes` counts its operations
+    after decomposition, before fusion.
+    """
+
+    kind: str
+    nodes: int
+    program: Program
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(eq=False)
+class Compilation:
+    """One of Dynamo's graphs on its way through the stages; filled as they run.
+
+    `number` is Dynamo's own, as in its logs. `decisions` are those made on Dynamo's graph and on
+    the joint graph. `seconds` adds up by stage; "autograd" is what no other stage accounts for.
+    """
+
+    number: str
+    options: Options
+    owner: Any = None  # the object by which torch.compile called the backend
+    graphs: list[GraphRecord] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    backend_seconds: float = 0.0  # from Dynamo's call to the callable
+
+    def __post_init__(self) -> None:
+        COMPILATIONS_CACHE.add(self)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time of the block to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
+COMPILATIONS_CACHE: weakref.WeakSet[Compilation] = weakref.WeakSet()
+"""Every compilation whose program is still in use."""
