@@ -26,8 +26,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+import perfopt
 
 NO_KERNELS = (
     "torch-mlir is not installed, so nothing is lowered to generated kernels and every operation "
@@ -243,6 +246,36 @@ def results(contenders: list[Contender]) -> Table:
     return table
 
 
+def graphs(compiled: Contender) -> Table:
+    """What perfopt made of each captured graph: kernels, and calls of ATen and vendor libraries."""
+    report = perfopt.report(compiled.run)
+    table = Table("graph", "operations", "kernels", "library calls", "the most frequent of them")
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    for graph in report.graphs:
+        calls = sorted(graph.library_calls.items(), key=lambda item: -item[1])
+        table.add_row(
+            graph.kind,
+            str(graph.operations),
+            str(graph.launches),
+            str(sum(graph.library_calls.values())),
+            ", ".join(f"{count} {name.removeprefix('aten.')}" for name, count in calls[:3]),
+        )
+    return table
+
+
+def decisions(compiled: Contender, rows: int = 5) -> Table:
+    """The decisions that save most by the cost model's prediction, with the model's line."""
+    best = sorted(perfopt.report(compiled.run).decisions, key=lambda each: -each.seconds_saved)
+    table = Table("saves us", "pass", "decision", "line")
+    table.columns[0].justify = "right"
+    for each in best[:rows]:
+        if each.seconds_saved > 0:
+            saved = f"{each.seconds_saved * 1e6:.1f}"
+            table.add_row(saved, each.pass_name, Text(each.text()), each.source)
+    return table
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -286,6 +319,9 @@ def main(argv: list[str] | None = None) -> int:
     train(contenders, args, console)
     console.print(curve(contenders), highlight=False)
     console.print(losses(contenders))
+    if args.backend == "perfopt":
+        console.print(graphs(contenders[1]))
+        console.print(decisions(contenders[1]))
     console.print(results(contenders))
     apart = parted(contenders, args.tolerance)
     if apart:
