@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib.util
 import random
 import sys
 import time
@@ -31,11 +30,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import perfopt
-
-NO_KERNELS = (
-    "torch-mlir is not installed, so nothing is lowered to generated kernels and every operation "
-    "runs through ATen; `pip install perfopt\\[cpu]` brings it."
-)
 
 
 @dataclass(frozen=True)
@@ -314,8 +308,6 @@ def main(argv: list[str] | None = None) -> int:
         f"characters, {args.steps} steps of {args.batch} x {args.context}, "
         f"{torch.get_num_threads()} threads"
     )
-    if args.backend == "perfopt" and importlib.util.find_spec("torch_mlir") is None:
-        console.print(NO_KERNELS)
     train(contenders, args, console)
     console.print(curve(contenders), highlight=False)
     console.print(losses(contenders))
