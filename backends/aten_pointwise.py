@@ -367,6 +367,7 @@ def _table() -> dict[Any, tuple[str, Rule]]:
         RESULT, lambda b, node, a: minimum(b, a[0], a[1]),
     )  # fmt: skip
     table[aten.where.self] = (CONDITION, _where)
+    table[torch.ops.prims.where.default] = (CONDITION, _where)
     for name in ("and", "or", "xor", "not"):
         table[getattr(aten, f"logical_{name}").default] = (KEEP, logical(name))
         bitwise = getattr(aten, f"bitwise_{name}")

@@ -25,8 +25,10 @@ from perfopt.backends.views import VIEWS, axis_of, shape_of
 
 aten = torch.ops.aten
 Position = tuple[Index, ...]
+Fold = Callable[[str, Op], Op]
 
-_GENERATORS = {aten.full.default, aten.arange.start_step, aten.scalar_tensor.default}
+_ARANGES = {aten.arange.default, aten.arange.start, aten.arange.start_step}
+_GENERATORS = {aten.full.default, aten.scalar_tensor.default, *_ARANGES}
 _GENERATORS |= {aten.full_like.default, aten.zeros_like.default, aten.ones_like.default}
 _CONVERSIONS = {torch.ops.prims.convert_element_type.default, aten._to_copy.default}
 REDUCTIONS: dict[Any, str] = {
@@ -269,8 +271,9 @@ class Lowering:
 
     def _generated(self, node: fx.Node, at: Position) -> Op:
         dtype = pw.result_dtype(node)
-        if node.target is aten.arange.start_step:
-            start, _, step = (*node.args, 1)[:3]
+        if node.target in _ARANGES:
+            args = (0, *node.args) if node.target is aten.arange.default else node.args
+            start, _, step = (*args, 1)[:3]
             if not isinstance(start, int) or not isinstance(step, int):
                 raise Unsupported("arange whose start or step is not an integer constant")
             index = at[0].times(step) + Index.of({}, start)
@@ -313,19 +316,24 @@ class Lowering:
         dtype = node.meta["val"]
         dtype = dtype[item].dtype if isinstance(dtype, (tuple, list)) else dtype.dtype
         value = self.value(source, whole)
+        # Dimensions of size 1 have no axis: there is nothing to fold.
+        axes = (
+            self.reduction if any(self.axes.resolve(self.dims[source][d]) for d in gone) else None
+        )
         count = product(shape_of(source)[d] for d in gone)
         kind = REDUCTIONS[node.target]
-        result = self._fold(node, kind, value, dtype, count, item)
+        fold: Fold = lambda how, x: self.builder.reduce(how, x, axes) if axes else x  # noqa: E731
+        result = self._fold(node, kind, value, dtype, count, item, fold)
         half = TYPES.get(dtype, "")
         if self.exact and half in HALF:
             return self.builder.op("round", (result,), result.type, attr=half)
         return result
 
     def _fold(
-        self, node: fx.Node, kind: str, value: Op, dtype: torch.dtype, count: Size, item: int
-    ) -> Op:
+        self, node: fx.Node, kind: str, value: Op, dtype: torch.dtype, count: Size, item: int,
+        fold: Fold,
+    ) -> Op:  # fmt: skip
         b = self.builder
-        fold: Callable[[str, Op], Op] = lambda how, x: b.reduce(how, x, self.reduction)  # noqa: E731
         if kind in ("or", "and"):
             return pw.convert(b, fold(kind, pw.truth(b, value)), dtype)
         value = pw.convert(b, value, dtype)

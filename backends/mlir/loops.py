@@ -16,7 +16,7 @@ from perfopt.backends.mlir.text import Block, Names, in_memory
 from perfopt.backends.mlir.values import Point, Values
 from perfopt.backends.schedule import Schedule, Stage, make_schedule
 
-SUM_BLOCK = 1024  # steps after which a running sum is set aside, to bound its error
+SUM_BLOCK = 256  # steps after which a running sum of unknown length is set aside
 _IDENTITY = {"sum": 0, "prod": 1, "or": 0, "and": 1}
 _LIMITS = {"i64": 63, "i32": 31, "i16": 15, "i8": 7}
 
@@ -33,6 +33,13 @@ def identity(kind: str, type: str) -> float | int | bool:
         return 0 if kind == "max" else {"u8": 255, "i1": 1}[type]
     bits = _LIMITS[type]
     return -(1 << bits) if kind == "max" else (1 << bits) - 1
+
+
+def _piece(size: Size, unit: int) -> int:
+    """The elements summed in one go of `size`, `unit` in each step: about the root of the steps."""
+    if not isinstance(size, int):
+        return SUM_BLOCK * unit
+    return max(128, 1 << (size // unit).bit_length() // 2) * unit
 
 
 class RowsPrinter:
@@ -183,7 +190,7 @@ class RowsPrinter:
         axis = self.plan.inner[depth]
         last = depth == len(self.plan.inner) - 1
         unit = self.lanes * self.plan.unroll if last and self.vector_inside else 1
-        piece = SUM_BLOCK * unit
+        piece = _piece(axis.size, unit)
         size = self.values.size(axis.size)
         if not stage.reductions or (isinstance(axis.size, int) and axis.size <= piece):
             return self._walk(block, stage, totals, depth, at, outer, self.values.size(0), size)

@@ -129,6 +129,10 @@ class Block:
         ty = self.type(type, vector)
         if type in FLOATS:
             return self.emit(f"arith.{name}f {x}, {y} : {ty}")
+        if name in ("idiv", "irem"):
+            # Lanes behind the end hold zeros, and dividing by one traps even there.
+            zero, one = (self.constant(n, type, vector) for n in (0, 1))
+            y = self.select(self.compare("eq", y, zero, type, vector), one, y, type, vector)
         sign = "u" if type in UNSIGNED else "s"
         table = {"idiv": f"div{sign}i", "irem": f"rem{sign}i", "shl": "shli", "shr": f"shr{sign}i"}
         return self.emit(f"arith.{table.get(name, name + 'i')} {x}, {y} : {ty}")
