@@ -10,13 +10,17 @@ from typing import Any
 import torch
 
 from perfopt.backends.ir import Kernel
-from perfopt.backends.mlir.module import ENTRIES, print_module
+from perfopt.backends.mlir.module import ENTRIES, print_kernel, print_module
 
 LANES = {"AVX512": 16, "AVX2": 8}  # f32 elements of one vector by torch's name of the ISA
 _PIPELINE = (
     "builtin.module(convert-scf-to-cf,convert-vector-to-llvm,convert-math-to-llvm,"
     "convert-arith-to-llvm,convert-cf-to-llvm,convert-func-to-llvm,reconcile-unrealized-casts)"
 )
+
+
+# Compiled entries by their kernel's text, which holds all that their code depends on.
+_ENTRY_CACHE: dict[str, Any] = {}
 
 
 class CompilerMissing(ImportError):
@@ -39,15 +43,37 @@ def compile_kernels(
 ) -> dict[str, Callable[..., Any]]:
     """The entry of every kernel by name, as a function of addresses, sizes and threads.
 
-    Raises `CompilerMissing` without torch-mlir. The machine code lives as long as the functions.
+    Kernels that were compiled before in this process are used again. Raises `CompilerMissing`
+    without torch-mlir. The machine code lives as long as the functions.
     """
+    lanes = lanes or host_lanes()
+    texts = {kernel.name: print_kernel(kernel, lanes) for kernel in kernels}
+    types = {texts[kernel.name].text: _entry_type(kernel) for kernel in kernels}
+    new = {text.text: text for text in texts.values() if text.text not in _ENTRY_CACHE}
+    if new:
+        named = {f"kernel_{number}": text for number, text in enumerate(new.values())}
+        engine, addresses = _compiled(print_module(named), len(named))
+        for text, address in zip(new, addresses, strict=True):
+            function = types[text](address)
+            function.engine = engine
+            _ENTRY_CACHE[text] = function
+    return {name: _ENTRY_CACHE[text.text] for name, text in texts.items()}
+
+
+def _entry_type(kernel: Kernel) -> Any:
+    arguments: list[Any] = [ctypes.c_void_p] * len(kernel.buffers)
+    arguments += [ctypes.c_int64] * (len(kernel.sizes) + 1)
+    return ctypes.CFUNCTYPE(ctypes.c_int64 if kernel.checked else None, *arguments)
+
+
+def _compiled(text: str, count: int) -> tuple[Any, list[int]]:
+    """The JIT engine of a module, and the addresses of its `count` entries."""
     try:
         from torch_mlir.execution_engine import ExecutionEngine
         from torch_mlir.ir import Context, Module
         from torch_mlir.passmanager import PassManager
     except ImportError as error:
         raise CompilerMissing(str(error)) from error
-    text = print_module(kernels, lanes or host_lanes())
     context = Context()
     context.enable_multithreading(False)
     with context:
@@ -55,22 +81,10 @@ def compile_kernels(
         PassManager.parse(_PIPELINE).run(module.operation)
         libraries = [name for name in (openmp_library(),) if name]
         engine = ExecutionEngine(module, opt_level=3, shared_libs=libraries)
-    return _entries(engine, kernels)
-
-
-def _entries(engine: Any, kernels: Sequence[Kernel]) -> dict[str, Callable[..., Any]]:
-    table = (ctypes.c_void_p * len(kernels))()
+    table = (ctypes.c_void_p * count)()
     # The engine gives packed wrappers only: one call through it fetches all plain addresses.
     wrapper = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(engine.raw_lookup(ENTRIES))
     address = ctypes.c_void_p(ctypes.addressof(table))
     packed = (ctypes.c_void_p * 1)(ctypes.addressof(address))
     wrapper(ctypes.cast(packed, ctypes.c_void_p))
-    found: dict[str, Callable[..., Any]] = {}
-    for kernel, entry in zip(kernels, table, strict=True):
-        arguments = [ctypes.c_void_p] * len(kernel.buffers)
-        arguments += [ctypes.c_int64] * (len(kernel.sizes) + 1)  # type: ignore[list-item]
-        result = ctypes.c_int64 if kernel.checked else None
-        function = ctypes.CFUNCTYPE(result, *arguments)(entry)
-        function.engine = engine  # type: ignore[attr-defined]
-        found[kernel.name] = function
-    return found
+    return engine, [entry or 0 for entry in table]

@@ -73,7 +73,7 @@ class RowsPrinter:
         buffers = [f"%{b.name}: !llvm.ptr {{llvm.noalias}}" for b in self.kernel.buffers]
         sizes = [f"%s{k}: i64" for k in range(len(self.kernel.sizes))]
         args = ", ".join([*buffers, *sizes, "%begin: i64", "%end: i64"])
-        return f"func.func private @{self.kernel.name}_rows({args}) {{\n{body}\n  return\n}}\n"
+        return f"func.func private @KERNEL_rows({args}) {{\n{body}\n  return\n}}\n"
 
     def _allocate_scratch(self) -> None:
         columns = self.plan.unroll * self.lanes if self.plan.chunk else 1

@@ -8,7 +8,8 @@ thread. A kernel that checks indices returns whether one was out of range.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from perfopt.backends.ir import Kernel
 from perfopt.backends.mlir.loops import RowsPrinter
@@ -29,47 +30,60 @@ llvm.mlir.global internal @{FAULT}(0 : i64) : i64
 """
 
 
-def print_module(kernels: Sequence[Kernel], lanes: int) -> str:
-    """The module of `kernels` for vectors of `lanes` elements."""
+@dataclass(frozen=True)
+class KernelText:
+    """One kernel's functions, with @KERNEL for its name, and the math functions that they call."""
+
+    text: str
+    functions: frozenset[tuple[str, str]]
+
+    def named(self, name: str) -> str:
+        """The text with the kernel's name in it."""
+        return self.text.replace("@KERNEL", f"@{name}")
+
+
+def print_kernel(kernel: Kernel, lanes: int) -> KernelText:
+    """The functions of a kernel for vectors of `lanes` elements; equal for equal kernels."""
     names = Names()
-    parts = [_print_kernel(kernel, lanes, names) for kernel in kernels]
-    entries = Block(names, lanes)
-    for number, kernel in enumerate(kernels):
-        slot = entries.emit(
+    printer = RowsPrinter(kernel, lanes, names)
+    rows = printer.text()
+    buffers = [f"%{b.name}" for b in kernel.buffers]
+    sizes = [f"%s{k}" for k in range(len(kernel.sizes))]
+    values = [(name, "!llvm.ptr") for name in buffers] + [(name, "i64") for name in sizes]
+    parts = [rows, _team(values, names), _entry(kernel, lanes, values, printer, names)]
+    return KernelText("\n".join(parts), frozenset(names.functions))
+
+
+def print_module(kernels: Mapping[str, KernelText]) -> str:
+    """The module of kernels by name."""
+    block = Block(Names(), 1)
+    for number, name in enumerate(kernels):
+        slot = block.emit(
             f"llvm.getelementptr %out[{number}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr"
         )
-        entry = entries.emit(f"llvm.mlir.addressof @{kernel.name} : !llvm.ptr")
-        entries.lines.append(f"llvm.store {entry}, {slot} : !llvm.ptr, !llvm.ptr")
-    table = f"llvm.func @{ENTRIES}(%out: !llvm.ptr) {{\n{_text(entries)}  llvm.return\n}}\n"
-    return "\n".join([_HEADER, definitions(sorted(names.functions)), *parts, table])
+        entry = block.emit(f"llvm.mlir.addressof @{name} : !llvm.ptr")
+        block.lines.append(f"llvm.store {entry}, {slot} : !llvm.ptr, !llvm.ptr")
+    table = f"llvm.func @{ENTRIES}(%out: !llvm.ptr) {{\n{_text(block)}  llvm.return\n}}\n"
+    functions = frozenset().union(*(kernel.functions for kernel in kernels.values()))
+    parts = [kernel.named(name) for name, kernel in kernels.items()]
+    return "\n".join([_HEADER, definitions(sorted(functions)), *parts, table])
 
 
 def _text(block: Block) -> str:
     return "".join(f"  {line}\n" for line in block.lines)
 
 
-def _print_kernel(kernel: Kernel, lanes: int, names: Names) -> str:
-    printer = RowsPrinter(kernel, lanes, names)
-    rows = printer.text()
-    buffers = [f"%{b.name}" for b in kernel.buffers]
-    sizes = [f"%s{k}" for k in range(len(kernel.sizes))]
-    values = [(name, "!llvm.ptr") for name in buffers] + [(name, "i64") for name in sizes]
-    return "\n".join(
-        [rows, _team(kernel.name, values, names), _entry(kernel, lanes, values, printer, names)]
-    )
-
-
-def _call_rows(name: str, values: Sequence[tuple[str, str]], begin: str, end: str) -> str:
+def _call_rows(values: Sequence[tuple[str, str]], begin: str, end: str) -> str:
     args = ", ".join([value for value, _ in values] + [begin, end])
     types = ", ".join([ty for _, ty in values] + ["i64", "i64"])
-    return f"func.call @{name}_rows({args}) : ({types}) -> ()"
+    return f"func.call @KERNEL_rows({args}) : ({types}) -> ()"
 
 
 def _slot(block: Block, context: str, number: int) -> str:
     return block.emit(f"llvm.getelementptr {context}[{number}] : (!llvm.ptr) -> !llvm.ptr, i64")
 
 
-def _team(name: str, values: Sequence[tuple[str, str]], names: Names) -> str:
+def _team(values: Sequence[tuple[str, str]], names: Names) -> str:
     """What one thread runs: its share of the grid, from the arguments packed in memory."""
     block = Block(names, 1)
     loaded = []
@@ -87,8 +101,8 @@ def _team(name: str, values: Sequence[tuple[str, str]], names: Names) -> str:
     for share in (thread, block.emit(f"arith.addi {thread}, {one} : i64")):
         scaled = block.emit(f"arith.muli {steps}, {share} : i64")
         bounds.append(block.emit(f"arith.divui {scaled}, {team} : i64"))
-    block.lines.append(_call_rows(name, loaded, *bounds))
-    head = f"llvm.func internal @{name}_team(%context: !llvm.ptr)"
+    block.lines.append(_call_rows(loaded, *bounds))
+    head = "llvm.func internal @KERNEL_team(%context: !llvm.ptr)"
     return f"{head} {{\n{_text(block)}  llvm.return\n}}\n"
 
 
@@ -115,14 +129,14 @@ def _entry(
     for number, (value, ty) in enumerate([*values, (steps, "i64")]):
         slot = _slot(packed, context, number)
         packed.lines.append(f"llvm.store {value}, {slot} : {ty}, !llvm.ptr")
-    team = packed.emit(f"llvm.mlir.addressof @{kernel.name}_team : !llvm.ptr")
+    team = packed.emit("llvm.mlir.addressof @KERNEL_team : !llvm.ptr")
     short = packed.emit(f"arith.trunci {threads} : i64 to i32")
     flags = packed.emit("arith.constant 0 : i32")
     packed.lines.append(
         f"llvm.call @GOMP_parallel({team}, {context}, {short}, {flags}) : "
         "(!llvm.ptr, !llvm.ptr, i32, i32) -> ()"
     )
-    call = _call_rows(kernel.name, values, zero, steps)
+    call = _call_rows(values, zero, steps)
     block.lines += [f"scf.if {alone} {{", call, "} else {", *packed.lines, "}"]
     result, back = "", ""
     if kernel.checked:
@@ -131,7 +145,7 @@ def _entry(
         block.lines.append(f"llvm.store {zero}, {flag} : i64, !llvm.ptr")
         result, back = " -> i64", f" {fault} : i64"
     args = ", ".join([f"{name}: {ty}" for name, ty in values] + ["%threads: i64"])
-    return f"llvm.func @{kernel.name}({args}){result} {{\n{_text(block)}  llvm.return{back}\n}}\n"
+    return f"llvm.func @KERNEL({args}){result} {{\n{_text(block)}  llvm.return{back}\n}}\n"
 
 
 def _product(block: Block, factors: Sequence[str]) -> str:
