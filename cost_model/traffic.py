@@ -94,6 +94,19 @@ def root(node: fx.Node) -> fx.Node:
     return node
 
 
+def memory(node: fx.Node) -> tuple[fx.Node, int]:
+    """Which memory the node's value lies in: the node that made it, and which of its results."""
+    while is_view(node):
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            break
+        if node.target is operator.getitem and not is_view(source):
+            number = node.args[1]
+            return source, number if isinstance(number, int) else 0
+        node = source
+    return node, 0
+
+
 def users_through_views(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes (the output included) that read the node's memory, views walked forward."""
     for user in node.users:
@@ -135,15 +148,22 @@ def reads(node: fx.Node) -> list[Read]:
 
 
 def read_bytes(found: Iterable[Read]) -> int:
-    """Bytes of reads that share what they have in common: no root counts for more than it holds."""
-    aliases: dict[fx.Node, dict[fx.Node, int]] = {}
-    for source, alias, size in found:
-        of_root = aliases.setdefault(source, {})
-        of_root[alias] = max(size, of_root.get(alias, 0))
+    """Bytes of reads that share what they have in common: no memory counts for more than it is."""
+    aliases: dict[tuple[fx.Node, int], dict[fx.Node, int]] = {}
+    for _, alias, size in found:
+        through = aliases.setdefault(memory(alias), {})
+        through[alias] = max(size, through.get(alias, 0))
     return sum(
-        min(sum(sizes.values()), value_bytes(source.meta.get("val")) or sum(sizes.values()))
-        for source, sizes in aliases.items()
+        min(sum(sizes.values()), _held(*where) or sum(sizes.values()))
+        for where, sizes in aliases.items()
     )
+
+
+def _held(maker: fx.Node, number: int) -> int:
+    value = maker.meta.get("val")
+    if isinstance(value, (tuple, list)) and number < len(value):
+        value = value[number]
+    return value_bytes(value)
 
 
 def written_bytes(node: fx.Node) -> int:
