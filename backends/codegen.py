@@ -113,7 +113,7 @@ class Writer:
 
     def _last_uses(self) -> dict[int, list[str]]:
         last: dict[str, int] = {}
-        lasting: set[str] = set()
+        lasting = set(self.bound)  # globals
         for number, statement in enumerate(self.statements):
             lasting.update(statement.defines if statement.lasting else ())
             for name in (*statement.defines, *statement.uses):

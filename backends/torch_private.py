@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import sympy
@@ -93,16 +94,23 @@ def frame_seconds(number: str) -> float | None:
     return None
 
 
-def calling_backend() -> Any:
-    """The object by which `torch.compile` called the backend that is running, or None."""
-    frame = sys._getframe(1)
+def calling_backend() -> tuple[Any, CodeType | None]:
+    """Who called the backend that is running, from the frames below it.
+
+    The object by which `torch.compile` calls its backend and the code that Dynamo compiles; None
+    for what is not found.
+    """
+    owner, frame = None, sys._getframe(1).f_back
     while frame is not None:
-        if frame.f_code.co_name == "__call__":
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, torch._TorchCompileWrapper):
-                return owner
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+        if owner is None and frame.f_code.co_name == "__call__":
+            caller = frame.f_locals.get("self")
+            owner = caller if isinstance(caller, torch._TorchCompileWrapper) else None
+        elif frame.f_code.co_name == "_compile":
+            code = frame.f_locals.get("code")
+            if isinstance(code, CodeType):
+                return owner, code
+        frame = frame.f_back
+    return owner, None
 
 
 def backend_of(compiled: Any) -> Any:

@@ -53,7 +53,7 @@ def compile_graph(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options
 ) -> Callable[..., Any]:
     """A callable that computes what Dynamo's graph computes, forward and backward."""
-    job = Compilation(compile_id(), options, calling_backend())
+    job = Compilation(compile_id(), options, *calling_backend())
     start = time.perf_counter()
     generate = _generates(options, example_inputs)
     gm = run_passes(job, Level.PRE, gm) if generate else gm
@@ -110,6 +110,8 @@ def _part(
     mark_disabled(gm, job.options.disable)
     nodes = sum(node.op == "call_function" for node in gm.graph.nodes)
     decisions: list[Decision] = []
+    if generate and kind == "inference":  # without a backward graph this is the joint graph
+        gm = run_passes(job, Level.JOINT, gm, decisions)
     if generate:
         gm = run_passes(job, Level.GRAPH, gm, decisions)
     with job.timed("lowering"):

@@ -1,4 +1,4 @@
-"""`Options`: everything a user can ask for, validated at once; and the one reader of the environment.
+"""`Options`: everything a user can ask for, checked at once; and the one reader of the environment.
 
 `PERFOPT_DISABLE=1` switches perfopt off: every graph runs as eager runs it.
 """

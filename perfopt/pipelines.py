@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import cache
+
+import torch
 from torch import fx
 
-from perfopt.cost_model.decision import Decision
-from perfopt.options import Options
+from perfopt.cost_model.decision import Decision, Verdict
+from perfopt.cost_model.device import host_device
+from perfopt.cost_model.roofline import CostModel
+from perfopt.options import OptionError, Options
 from perfopt.passes.base import Level
+from perfopt.passes.pipeline import (
+    DEFAULT,
+    PASSES,
+    Pipeline,
+    PipelineError,
+    parse_pipeline,
+    run_pipeline,
+)
 from perfopt.records import Compilation
 
 
 def check_pipeline(options: Options) -> None:
     """Raise `OptionError` unless the pipeline option is one."""
+    pipeline_of(options)
+
+
+def pipeline_of(options: Options) -> Pipeline:
+    """The passes that the options ask for; raises `OptionError`."""
+    try:
+        return parse_pipeline(options.pipeline or DEFAULT)
+    except PipelineError as error:
+        problem = f"pipeline is {options.pipeline!r}: {error}; the default is {DEFAULT!r}"
+        raise OptionError("pipeline", problem) from error
 
 
 def run_passes(
@@ -20,5 +44,38 @@ def run_passes(
     gm: fx.GraphModule,
     decisions: list[Decision] | None = None,
 ) -> fx.GraphModule:
-    """Run the passes of one level; their decisions go to `decisions`, or to the compilation's."""
-    return gm
+    """Run the passes of one level; their decisions go to `decisions`, or to the compilation's.
+
+    `limit` counts over all levels and graphs. With `verify`, a pass that fails raises instead of
+    being left out.
+    """
+    options = job.options
+    passes = pipeline_of(options).at(level)
+    if not passes:
+        return gm
+    limit = None if options.limit is None else max(0, options.limit - job.applied)
+    with job.timed("passes"):
+        result = run_pipeline(
+            gm, passes, cost_model(torch.get_num_threads()), level=level, limit=limit,
+            strict=options.verify,
+        )  # fmt: skip
+    job.applied += sum(each.verdict is Verdict.APPLIED for each in result.decisions)
+    (job.decisions if decisions is None else decisions).extend(result.decisions)
+    return result.graph
+
+
+@cache
+def cost_model(threads: int) -> CostModel:
+    """The prices of this machine with so many threads."""
+    return CostModel(host_device(threads))
+
+
+def described_passes() -> list[tuple[str, str, str, str]]:
+    """Every pass: its name, its level, its options with their defaults, what it does."""
+    rows = []
+    for name, kind in PASSES.items():
+        fields = dataclasses.fields(kind)
+        options = ", ".join(f"{each.name}={each.default!r}" for each in fields)
+        summary = (kind.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+        rows.append((name, kind.level.value, options, summary))
+    return rows

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from perfopt.backends.program import Program
@@ -41,10 +42,13 @@ class Compilation:
     number: str
     options: Options
     owner: Any = None  # the object by which torch.compile called the backend
+    code: CodeType | None = None  # the user's function that Dynamo was compiling
     graphs: list[GraphRecord] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     backend_seconds: float = 0.0  # from Dynamo's call to the callable
+    applied: int = 0  # decisions so far, for `limit`
+    order: int = field(default_factory=time.monotonic_ns)
 
     def __post_init__(self) -> None:
         COMPILATIONS_CACHE.add(self)
