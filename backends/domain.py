@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from perfopt.backends.index import Index, Size, Unsupported, simplified
-from perfopt.backends.ir import Axis, Buffer, Kernel, Op
+from perfopt.backends.ir import MEMORY, Axis, Buffer, Kernel, Op
 
 _HINT = 97  # stands for every symbol where strides are only compared with each other
 
@@ -54,9 +54,9 @@ def make_kernel(
     stray = frozenset().union(*(op.space for op in ops)) - parallel - reduction
     if stray:
         raise Unsupported("a dimension that is neither stored nor reduced")
-    indices = [op.attr for op in ops if op.name in ("load", "store", "iota")]
+    indices = [op.attr for op in ops if op.name in MEMORY or op.name == "iota"]
     by_store = sorted(stores, key=lambda s: -len(s.attr.axes()))
-    loads = [op.attr for op in ops if op.name == "load"]
+    loads = [op.attr for op in ops if op.name in ("load", "load_if")]
     kernel = Kernel(
         name=name,
         buffers=tuple(b for b in buffers if any(op.buffer == b.name for op in ops)),

@@ -32,6 +32,7 @@ TYPES: dict[torch.dtype, str] = {
 BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1}
 BYTES |= {"u8": 1, "i1": 1}
 HALF = frozenset({"bf16", "f16"})
+MEMORY = frozenset({"load", "load_if", "store"})  # the operations that touch a buffer
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
 
 
@@ -45,6 +46,7 @@ def compute_type(dtype: torch.dtype) -> str:
 class Op:
     """One SSA operation and its value.
 
+    `load_if` and a `bounded` of two operands happen only where the last operand is true.
     `attr` is the constant of `const`, the `Index` of `load`, `store` and `iota`, the kind of
     `reduce`, the intermediate type of `round`, the limit of `bounded` and the value of `size` as
     an `Index` without axes; `buffer` the one that `load` or `store` touches.
@@ -106,6 +108,7 @@ class Builder:
     """Makes operations, each distinct one once."""
 
     ops: list[Op] = field(default_factory=list)
+    guard: Op | None = None  # loads and index checks happen only where it is true
     _known: dict[tuple[Any, ...], Op] = field(default_factory=dict)
 
     def op(
@@ -146,7 +149,14 @@ class Builder:
     def load(self, buffer: str, index: Index, memory: str) -> Op:
         """The element of `buffer` at `index`; 16-bit floats widen to f32."""
         type = "f32" if memory in HALF else memory
-        return self.op("load", index.loaded(), type, index, buffer)
+        if self.guard is None:
+            return self.op("load", index.loaded(), type, index, buffer)
+        return self.op("load_if", (*index.loaded(), self.guard), type, index, buffer)
+
+    def bounded(self, index: Op, size: Any) -> Op:
+        """An i64 index checked against `size`."""
+        args = (index,) if self.guard is None else (index, self.guard)
+        return self.op("bounded", args, "i64", Index.of({}, size))
 
 
 def _hashable(attr: Any) -> Any:

@@ -9,7 +9,8 @@ outside the set is a load. The same walk, thrown away, answers whether nodes can
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,9 @@ from torch import fx
 from perfopt.backends import aten_pointwise as pw
 from perfopt.backends.axes import AxisMap, Dim, axis_name
 from perfopt.backends.domain import make_kernel
-from perfopt.backends.index import Index, Size, Unsupported, as_size, product
+from perfopt.backends.index import Index, Size, Unsupported, as_size, flatten, product
 from perfopt.backends.ir import HALF, TYPES, Buffer, Builder, Kernel, Op, compute_type
+from perfopt.backends.placement import PLACEMENTS
 from perfopt.backends.views import VIEWS, axis_of, shape_of
 
 aten = torch.ops.aten
@@ -36,12 +38,15 @@ REDUCTIONS: dict[Any, str] = {
     aten.mean.default: "mean", aten.amax.default: "max", aten.amin.default: "min",
     aten.max.default: "max", aten.min.default: "min", aten.prod.default: "prod",
     aten.prod.dim_int: "prod", aten.any.default: "or", aten.any.dim: "or", aten.any.dims: "or",
-    aten.all.default: "and", aten.all.dim: "and", aten.var.correction: "var",
-    aten.var_mean.correction: "var_mean",
+    aten.all.default: "and", aten.all.dim: "and", aten.all.dims: "and",
+    aten.var.correction: "var", aten.var_mean.correction: "var_mean",
+    aten.argmax.default: "argmax", aten.argmin.default: "argmin",
+    aten.max.dim: "max_dim", aten.min.dim: "min_dim",
 }  # fmt: skip
+_PAIRS = {aten.var_mean.correction, aten.max.dim, aten.min.dim}  # with two results
 KNOWN = (
     set(pw.POINTWISE) | set(VIEWS) | set(REDUCTIONS) | _GENERATORS | _CONVERSIONS
-    | {aten.gather.default, operator.getitem}
+    | set(PLACEMENTS) | {operator.getitem}
 )  # fmt: skip
 
 
@@ -91,7 +96,8 @@ class Lowering:
         self.reduction: frozenset[str] = frozenset()
         self.sizes: dict[str, Size] = {}
         self.inputs: dict[fx.Node, str] = {}
-        self._known: dict[tuple[fx.Node, Position], Op] = {}
+        self.guard: Op | None = None
+        self._known: dict[tuple[fx.Node, Position, Op | None], Op] = {}
 
     # ---- axes -------------------------------------------------------------------------------
 
@@ -143,8 +149,8 @@ class Lowering:
             return [dim for d, dim in enumerate(dims) if d not in gone]
         if target in _GENERATORS:
             return [self.axes.fresh(size) for size in shape_of(tensor_of(node))]
-        if target is aten.gather.default:
-            return self._gather_dims(node)
+        if target in PLACEMENTS:
+            return PLACEMENTS[target].dims(self, node)
         return self._broadcast(node)
 
     def _broadcast(self, node: fx.Node) -> list[Dim]:
@@ -167,18 +173,6 @@ class Lowering:
             for dim, size in zip(result, shape, strict=True)
         ]
 
-    def _gather_dims(self, node: fx.Node) -> list[Dim]:
-        source, along, index = node.args[0], node.args[1], node.args[2]
-        assert isinstance(source, fx.Node) and isinstance(index, fx.Node)
-        at = axis_of(along, len(shape_of(source)))
-        mine, theirs = self.dims_of(index), self.dims_of(source)
-        for d in range(len(mine)):
-            if d != at:
-                if shape_of(index)[d] != shape_of(source)[d]:
-                    raise Unsupported("gather whose index is smaller than its source")
-                self.axes.unify(mine[d], theirs[d])
-        return mine
-
     # ---- values -----------------------------------------------------------------------------
 
     def canonical(self, node: fx.Node) -> Position:
@@ -187,12 +181,23 @@ class Lowering:
 
     def value(self, node: fx.Node, at: Position) -> Op:
         """The value of a node at a position; raises `Unsupported`."""
-        key = (node, at)
+        key = (node, at, self.guard)
         known = self._known.get(key)
         if known is None:
             known = self._load(node, at) if node not in self.members else self._compute(node, at)
             self._known[key] = known
         return known
+
+    @contextmanager
+    def guarded(self, condition: Op) -> Iterator[None]:
+        """Within it nothing is loaded and no index checked where `condition` is false."""
+        outer, b = self.guard, self.builder
+        self.guard = condition if outer is None else b.op("and", (outer, condition), "i1")
+        b.guard = self.guard
+        try:
+            yield
+        finally:
+            self.guard = b.guard = outer
 
     def _load(self, node: fx.Node, at: Position) -> Op:
         tensor = tensor_of(node)
@@ -213,8 +218,8 @@ class Lowering:
             return self._item(node, at)
         if target in _GENERATORS:
             return self._generated(node, at)
-        if target is aten.gather.default:
-            return self._gathered(node, at)
+        if target in PLACEMENTS:
+            return PLACEMENTS[target].value(self, node, at)
         if target in _CONVERSIONS:
             return self._converted(node, at)
         return self._rounded(node, self._pointwise(node, at))
@@ -286,20 +291,9 @@ class Lowering:
             fill = self._operand(fill, ())
         return pw.convert(self.builder, fill, dtype)
 
-    def _gathered(self, node: fx.Node, at: Position) -> Op:
-        source, along, index = node.args[0], node.args[1], node.args[2]
-        assert isinstance(source, fx.Node) and isinstance(index, fx.Node)
-        dim = axis_of(along, len(at))
-        chosen = self.value(index, at)
-        if chosen.type != "i64":
-            raise Unsupported("gather by an index that is not int64")
-        limit = Index.of({}, shape_of(source)[dim])
-        chosen = self.builder.op("bounded", (chosen,), "i64", attr=limit)
-        return self.value(source, at[:dim] + (Index.term(chosen),) + at[dim + 1 :])
-
     def _item(self, node: fx.Node, at: Position) -> Op:
         producer, number = self._source(node), node.args[1]
-        if producer.target is not aten.var_mean.correction or producer not in self.members:
+        if producer.target not in _PAIRS or producer not in self.members:
             raise Unsupported(f"an item of {producer.target}")
         return self._reduction(producer, at, int(number))  # type: ignore[arg-type]
 
@@ -336,6 +330,9 @@ class Lowering:
         b = self.builder
         if kind in ("or", "and"):
             return pw.convert(b, fold(kind, pw.truth(b, value)), dtype)
+        if kind in ("argmax", "argmin", "max_dim", "min_dim"):
+            found = fold("max" if "max" in kind else "min", value)
+            return self._place(node, value, found, fold) if "arg" in kind or item else found
         value = pw.convert(b, value, dtype)
         if kind in ("sum", "prod", "max", "min"):
             return fold(kind, value)
@@ -349,6 +346,18 @@ class Lowering:
         apart = b.op("sub", (value, mean), value.type)
         squares = fold("sum", b.op("mul", (apart, apart), value.type))
         return self._variance(squares, count, correction)
+
+    def _place(self, node: fx.Node, value: Op, found: Op, fold: Fold) -> Op:
+        """The first place of the extreme value `found`, or of the first NaN where there is one."""
+        b, source = self.builder, self._source(node)
+        gone, _ = reduced_dims(node)
+        at, shape = self.canonical(source), shape_of(source)
+        flat = flatten(tuple(at[d] for d in gone), tuple(shape[d] for d in gone))
+        here = b.op("eq", (value, found), "i1")
+        if pw.is_float(value):
+            here = b.op("or", (here, b.op("ne", (value, value), "i1")), "i1")
+        last = b.const((1 << 63) - 1, "i64")
+        return fold("min", b.op("select", (here, b.op("iota", (), "i64", flat), last), "i64"))
 
     def _over(self, total: Op, count: Size) -> Op:
         return self.builder.op("div", (total, self._number(count, total.type)), total.type)

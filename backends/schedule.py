@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfopt.backends.index import Size, product
-from perfopt.backends.ir import BYTES, Axis, Kernel, Op
+from perfopt.backends.ir import BYTES, MEMORY, Axis, Kernel, Op
 from perfopt.backends.vocabulary import weight
 
 KEEP_WEIGHT = 8  # recomputing fewer simple instructions than this is cheaper than scratch
@@ -136,7 +136,7 @@ def _lane(kernel: Kernel, lanes: int) -> Axis | None:
     def contiguous(axis: Axis) -> int:
         total = 0
         for op in kernel.ops:
-            if op.name in ("load", "store") and op.attr.coefficient(axis.name) == 1:
+            if op.name in MEMORY and op.attr.coefficient(axis.name) == 1:
                 total += BYTES[types[op.buffer]]
         return total
 
@@ -165,7 +165,7 @@ def _kept(stages: list[Stage], inner: frozenset[str], count: Size) -> dict[Op, i
     # The last values first: what is kept of them spares what they are made of.
     for op in sorted(first, key=lambda op: -op.uid):
         needed = count * BYTES[op.type]
-        if op.name in ("load", "const", "iota", "cast", "store") or needed > room:
+        if op.name in ("load", "load_if", "const", "iota", "cast", "store") or needed > room:
             continue
         if _weight(op, keep, inner) < KEEP_WEIGHT:
             continue

@@ -105,7 +105,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 # Not pointwise: const, iota (an index as i64), size (a kernel argument), load, store, reduce, and
 # bounded (an i64 index, checked against a limit: 0 in its place and a fault where it is outside).
-STRUCTURAL = frozenset({"const", "iota", "size", "load", "store", "reduce", "bounded"})
+STRUCTURAL = frozenset({"const", "iota", "size", "load", "load_if", "store", "reduce", "bounded"})
 
 
 def weight(name: str) -> int:

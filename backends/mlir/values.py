@@ -195,21 +195,24 @@ class Values:
             return self.size(op.attr.const)
         if op.name == "iota":
             return self.lane_index(op.attr, at) if vector else self.linear(op.attr, at)
-        if op.name == "load":
+        if op.name in ("load", "load_if"):
             return self._load(op, at)
         assert op.name != "reduce", "a reduction is used before its stage"
         args = [self.vector(a, at) if vector else self.value(a, at) for a in op.args]
         if op.name == "bounded":
-            return self._bounded(op, args[0], at, vector)
+            return self._bounded(op, args, at, vector)
         return at.block.operation(op, args, vector)
 
-    def _bounded(self, op: Op, index: str, at: Point, vector: bool) -> str:
+    def _bounded(self, op: Op, args: list[str], at: Point, vector: bool) -> str:
         """An index that is in range; where it was not, 0 and the module's fault flag set."""
+        index, *guard = args
         block, limit = at.block, self.size(op.attr.const)
         limit = block.splat(limit, "i64") if vector else limit
         ty = block.type("i64", vector)
         good = block.emit(f"arith.cmpi ult, {index}, {limit} : {ty}")
         bad = block.unary("not", good, "i1", vector)
+        for condition in guard:
+            bad = block.binary("and", bad, condition, "i1", vector)
         if vector and at.mask is not None:
             bad = block.binary("and", bad, at.mask, "i1", True)
         some = bad
@@ -230,11 +233,22 @@ class Values:
         memory, block = self.memory[op.buffer], at.block
         ty, base = in_memory(memory), f"%{op.buffer}"
         vector = self.is_vector(op)
-        if vector and self.scattered(op.attr):
-            raw = self._gather(block, base, self.lane_index(op.attr, at), memory, at.mask)
-        else:
+        mask = at.mask if vector else None
+        guard = op.args[-1] if op.name == "load_if" else None
+        if guard is not None and vector:
+            here = self.vector(guard, at)
+            mask = block.binary("and", mask, here, "i1", True) if mask else here
+        if vector and (self.scattered(op.attr) or op.attr.coefficient(self.lane) == 0):
+            raw = self._gather(block, base, self.lane_index(op.attr, at), memory, mask)
+        elif vector:
             address = self.address(block, base, self.linear(op.attr, at), ty)
-            raw = self._load_at(block, address, memory, vector, at.mask if vector else None)
+            raw = self._load_at(block, address, memory, True, mask)
+        else:
+            offset = self.linear(op.attr, at)
+            if guard is not None:  # the first element stands for those that are not there
+                condition = self.value(guard, at)
+                offset = block.select(condition, offset, self.size(0), "i64", False)
+            raw = self._load_at(block, self.address(block, base, offset, ty), memory, False, None)
         return block.widened(raw, memory, vector)
 
     def _load_at(

@@ -77,6 +77,44 @@ CASES: dict[str, tuple[Function, Any]] = {
     "gather of rows": (
         lambda x, i: torch.gather(x, 1, i) + 1, lambda: (r(20, 30), torch.randint(30, (20, 30))),
     ),
+    "joined": (lambda x, y: torch.cat([x, y * 2, x], 1) + 1, lambda: (r(9, 20), r(9, 7))),
+    "joined rows": (lambda x, y: torch.cat([x, y], 0), lambda: (r(9, 20), r(4, 20))),
+    "rotated halves": (
+        lambda x, c: x * c + torch.cat([-x[..., 16:], x[..., :16]], -1) * c,
+        lambda: (r(3, 5, 32), r(5, 32)),
+    ),
+    "stacked": (lambda x, y: torch.stack([x, y], 1), lambda: (r(9, 20), r(9, 20))),
+    "padded": (lambda x: F.pad(x, (1, 2, 3, 0), value=7.0) * 2, lambda: (r(9, 20),)),
+    "cropped": (lambda x: F.pad(x, (-1, 2)) * 2, lambda: (r(9, 20),)),
+    "flipped": (lambda x: x.flip(-1) + x.flip(0), lambda: (r(9, 20),)),
+    "slice replaced": (
+        lambda x, y: torch.slice_scatter(x, y, 1, 3, 8) * 2, lambda: (r(9, 20), r(9, 5)),
+    ),
+    "row replaced": (
+        lambda x, y: torch.select_scatter(x, y, 0, 4) * 2, lambda: (r(9, 20), r(20)),
+    ),
+    "embedding": (
+        lambda w, i, p: F.embedding(i, w) + p,
+        lambda: (r(50, 36), torch.randint(50, (4, 7)), r(7, 36)),
+    ),
+    "index_select": (
+        lambda x, i: x.index_select(1, i) * 2, lambda: (r(9, 20), torch.randint(20, (31,))),
+    ),
+    "index": (lambda x, i: x[i] * 2, lambda: (r(9, 20), torch.randint(-9, 9, (31,)))),
+    "index of two": (
+        lambda x, i, j: x[:, i, j] * 2,
+        lambda: (r(5, 9, 20), torch.randint(9, (31, 1)), torch.randint(20, (6,))),
+    ),
+    "index apart": (
+        lambda x, i, j: x[i, :, j] * 2,
+        lambda: (r(5, 9, 20), torch.randint(5, (31,)), torch.randint(20, (31,))),
+    ),
+    "argmax": (lambda x: (x.argmax(-1), x.argmin(-1)), lambda: (_ints(37, 53).float(),)),
+    "argmax of columns": (lambda x: x.argmax(0, keepdim=True), lambda: (_ints(37, 53).float(),)),
+    "argmax of all": (lambda x: x.argmax(), lambda: (_ints(37, 53).float(),)),
+    "largest with its place": (lambda x: torch.max(x, 1), lambda: (r(37, 53),)),
+    "logsumexp": (lambda x: torch.logsumexp(x, -1), lambda: (r(37, 53),)),
+    "vector norm": (lambda x: torch.linalg.vector_norm(x, dim=-1), lambda: (r(37, 53),)),
     "where": (lambda x: torch.where(x > 0, x, -x * 3), lambda: (r(201),)),
     "truth values": (lambda x: (x > 0) & ~(x < 1), lambda: (r(20, 30),)),
     "masked": (lambda x, m: x.masked_fill(m, -1e9), lambda: (r(20, 30), r(20, 30) > 0)),
@@ -93,7 +131,7 @@ CASES: dict[str, tuple[Function, Any]] = {
 def test_kernel_gives_what_eager_gives(name: str, dynamic: bool) -> None:
     function, inputs = CASES[name]
     args = inputs()
-    if dynamic and name in ("reshaped", "group norm"):
+    if dynamic and name in ("reshaped", "group norm", "rotated halves"):
         pytest.skip("fixed sizes are written into the function")
     _compare(function, args, generated(function, *args, dynamic=dynamic))
 
@@ -175,10 +213,21 @@ def test_long_sums_stay_within_the_error_of_pairwise_sums() -> None:
     assert float(((columns.double() - true) / true).abs().max()) < 2e-6
 
 
-def test_an_index_out_of_range_is_an_error() -> None:
-    x, index = r(20, 30), torch.full((20, 1), 30)
+@pytest.mark.parametrize("bad", [30, -1])
+def test_an_index_out_of_range_is_an_error(bad: int) -> None:
+    x, index = r(20, 30), torch.zeros(20, 1, dtype=torch.int64)
+    index[7] = bad
     with pytest.raises(IndexError):
         generated(lambda a, i: torch.gather(a, 1, i), x, index)
+    with pytest.raises(IndexError):
+        generated(lambda a, i: F.embedding(i, a), x, index.view(-1))
+
+
+def test_the_place_of_nan_is_found_first() -> None:
+    x = r(5, 40)
+    x[1, 17] = x[1, 30] = float("nan")
+    got = generated(lambda a: (a.argmax(-1), a.argmin(-1)), x)
+    assert torch.equal(got[0], x.argmax(-1)) and torch.equal(got[1], x.argmin(-1))
 
 
 def test_results_that_share_elements_are_refused() -> None:
