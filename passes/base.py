@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import fx
@@ -46,6 +46,30 @@ class Gate:
         return True
 
 
+class LazyGraph(GraphModule):
+    """A `GraphModule` that generates its code when it is first run or printed, not when made.
+
+    Most graphs of a compilation are never run: the program is generated from their nodes.
+    """
+
+    def recompile(self) -> Any:
+        """Forget the code: the next run generates it."""
+        type(self).forward = _first_run
+        vars(self).pop("_code", None)
+
+    @property
+    def code(self) -> str:
+        """The Python code of the graph."""
+        if "_code" not in vars(self):
+            GraphModule.recompile(self)
+        return str(vars(self)["_code"])
+
+
+def _first_run(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    GraphModule.recompile(self)
+    return self.forward(*args, **kwargs)
+
+
 class Pass(Protocol):
     """A frozen dataclass whose fields are the pass's options.
 
@@ -64,8 +88,6 @@ class Pass(Protocol):
 
 def copy_graph(gm: GraphModule) -> GraphModule:
     """A copy with nodes of its own; parameters, submodules and `meta` values are shared.
-
-    No code is generated: `recompile()` makes the copy runnable.
     """
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
@@ -77,15 +99,15 @@ def copy_graph(gm: GraphModule) -> GraphModule:
 
 
 def with_graph(gm: GraphModule, graph: fx.Graph) -> GraphModule:
-    """A module of `graph` that shares what `gm` holds; runnable after `recompile()`."""
-    made = GraphModule(torch.nn.Module(), fx.Graph())
+    """A module of `graph` that shares what `gm` holds."""
+    made = LazyGraph(torch.nn.Module(), fx.Graph())
     for kind in ("_parameters", "_buffers", "_modules"):
         getattr(made, kind).update(getattr(gm, kind))
     for name, value in vars(gm).items():
         if isinstance(value, torch.Tensor):
             setattr(made, name, value)
     made.meta.update(gm.meta)
-    # Not through the property `graph`, which generates the code at once.
+    # The property `graph` would copy a graph that has an owner; this one is ours.
     made._graph = graph
     graph.owning_module = made
     return made

@@ -173,7 +173,7 @@ class Step:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The final graph (runnable), every decision in order, and the graph after each pass."""
+    """The final graph, every decision in order, and the graph after each pass."""
 
     graph: GraphModule
     decisions: tuple[Decision, ...]
@@ -220,8 +220,6 @@ def run_pipeline(
             gate.taken, changed = taken, False
             decisions.append(_failed(each, error))
         history.append(Step(pass_text(each), time.perf_counter() - began, changed, graph))
-    if any(step.changed for step in history):
-        graph.recompile()
     return RunResult(graph, tuple(decisions), tuple(history))
 
 

@@ -29,7 +29,7 @@ from perfopt.cost_model.traffic import (
     users_through_views,
     value_bytes,
 )
-from perfopt.passes.base import with_graph
+from perfopt.passes.base import LazyGraph, with_graph
 from perfopt.passes.dce import is_pure
 from perfopt.passes.grouping import Facts, result_tensors
 
@@ -211,7 +211,7 @@ def build(gm: fx.GraphModule, plan: Plan) -> tuple[fx.GraphModule, list[fx.Graph
         body = bodies[unit]
         call = _call(graph, name, unit, body, values)
         # Tensors that live in a module of their own are inputs of the region, never held by it.
-        modules[unit] = fx.GraphModule(torch.nn.Module(), body, name)
+        modules[unit] = LazyGraph(torch.nn.Module(), body, name)
         made.add_module(name, modules[unit])
         for k, result in enumerate(body.output_node().meta.pop("results")):
             values[result] = _item(graph, call, k, result)
@@ -263,6 +263,9 @@ def _ordered(plan: Plan, bodies: Mapping[Region, fx.Graph]) -> list[fx.Node | Re
     for node in plan.facts.nodes:
         if plan.gone(node) or unit_of(node) is not node:
             continue
+        made = root(node)
+        if plan.gone(made) and made not in plan.owner:
+            continue  # a view of what is now computed only where it is read
         needs[node] = {unit_of(operand) for operand in node.all_input_nodes}
         keys[node] = position[node]
         if node.op == "call_function" and not is_view(node) and not is_pure(node):
