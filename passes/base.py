@@ -87,8 +87,7 @@ class Pass(Protocol):
 
 
 def copy_graph(gm: GraphModule) -> GraphModule:
-    """A copy with nodes of its own; parameters, submodules and `meta` values are shared.
-    """
+    """A copy with nodes of its own; parameters, submodules and `meta` values are shared."""
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     result = graph.graph_copy(gm.graph, values)

@@ -32,6 +32,8 @@ _COPIES = _CASTS | {aten.clone.default, aten.contiguous.default}
 _TIMES = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
 _MINUS = frozenset({aten.sub.Tensor, aten.sub.Scalar})
 _PLUS = frozenset({aten.add.Tensor, aten.add.Scalar})
+# Constants in the shape of an operand whose values they do not read.
+_LIKE = {aten.full_like.default: None, aten.zeros_like.default: 0, aten.ones_like.default: 1}
 # Every value of the first is a value of the second.
 _WIDER = {
     torch.bfloat16: {torch.float32, torch.float64},
@@ -98,6 +100,9 @@ class Canonicalize:
         for node in list(graph.graph.nodes):
             if node.op != "call_function" or not node.users:
                 continue
+            if node.target in _LIKE and _static(node) and gate.take():
+                decisions.append(self._filled(node, cost))
+                continue
             found = self._same_as(node, written)
             if found is None:
                 continue
@@ -119,6 +124,27 @@ class Canonicalize:
             source_line(node),
             cost.node(node),
             Cost(),
+        )
+
+    def _filled(self, node: fx.Node, cost: CostModel) -> Decision:
+        """Make a constant of its own of one in the shape of another; what it costs stays."""
+        tensor, before = node.meta["val"], cost.node(node)
+        like, fill = node.args[0], _LIKE[node.target]
+        node.args = (list(tensor.shape), node.args[1] if fill is None else fill)
+        node.target = aten.full.default
+        node.kwargs = {
+            "dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device,
+            "pin_memory": False,
+        }  # fmt: skip
+        return Decision(
+            self.name,
+            Verdict.APPLIED,
+            (node.name,),
+            "{node} does not wait for {like}, whose shape alone it takes",
+            {"node": node.name, "like": str(like)},
+            source_line(node),
+            before,
+            cost.node(node),
         )
 
     def _same_as(self, node: fx.Node, written: set[fx.Node]) -> tuple[fx.Node, str] | None:
@@ -183,6 +209,15 @@ class Canonicalize:
             return constant == 0 and str(float(constant)) == "0.0"
         exact = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
         return node.target in _PLUS and constant == 0 and exact
+
+
+def _static(node: fx.Node) -> bool:
+    """Whether the result is a plain tensor whose sizes are numbers, laid out row by row."""
+    tensor = _tensor(node)
+    if tensor is None or type(tensor.shape) is not torch.Size or tensor.layout != torch.strided:
+        return False
+    sizes = [*tensor.shape, *tensor.stride()]
+    return all(type(size) is int for size in sizes) and tensor.is_contiguous()
 
 
 def _indistinct(node: fx.Node, source: fx.Node, written: set[fx.Node]) -> bool:

@@ -60,6 +60,7 @@ class Fuse:
             return PassResult(graph, refused, False)
         plan = Plan(facts, regions)
         _absorb(plan, cost)
+        gate.taken -= plan.drop_empty()
         made, bodies = build(graph, plan)
         owned: set[fx.Node] = set()
         decisions = []
@@ -73,8 +74,9 @@ class Fuse:
         if len(nodes) > 1:
             return computes(nodes)
         value = nodes[0].meta["val"]
-        size = elements(value) if hasattr(value, "stride") else 0
-        return self.singles and size > 1 and work(nodes[0]).vector >= FUNCTION * size
+        if not self.singles or not hasattr(value, "stride") or nodes[0].target in REDUCTIONS:
+            return False
+        return elements(value) > 1 and work(nodes[0]).vector >= FUNCTION * elements(value)
 
     def _checked(
         self, nodes: list[fx.Node], facts: Facts, grouping: Grouping, cost: CostModel

@@ -111,6 +111,24 @@ class Plan:
         """Take back a `replace`."""
         self.regions, self.owner, self.homes = former
 
+    def drop_empty(self) -> int:
+        """Drop regions that give nothing any more; returns how many."""
+        count = len(self.regions)
+        while True:
+            kept = [
+                region
+                for region in self.regions
+                if any(self.wanted(r, region) for n in region.nodes for r in result_tensors(n))
+            ]
+            if len(kept) == len(self.regions):
+                return count - len(kept)
+            self.regions = kept
+            left = set(kept)
+            self.owner = {node: home for node, home in self.owner.items() if home in left}
+            self.homes = {
+                node: [home for home in homes if home in left] for node, homes in self.homes.items()
+            }
+
     def with_node(self, region: Region, node: fx.Node) -> Region:
         """The region with one node more."""
         return Region(self.facts.ordered((*region.nodes, node)), region.inner_views)
