@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.cost_model.roofline import CostModel
 from perfopt.cost_model.traffic import mutates, root, users_through_views
 from perfopt.passes.base import Gate, Level, PassResult
+from perfopt.passes.rewrite import replace_node
 from perfopt.passes.source import source_line
 
 aten = torch.ops.aten
@@ -44,6 +44,7 @@ _WIDER = {
     torch.int8: {torch.int16, torch.int32, torch.int64, torch.float32, torch.float64},
     torch.uint8: {torch.int16, torch.int32, torch.int64, torch.float32, torch.float64},
 }
+Spelling = tuple[Any, tuple[Any, ...], dict[str, Any], str]
 
 
 def _tensor(value: Any) -> torch.Tensor | None:
@@ -100,8 +101,9 @@ class Canonicalize:
         for node in list(graph.graph.nodes):
             if node.op != "call_function" or not node.users:
                 continue
-            if node.target in _LIKE and _static(node) and gate.take():
-                decisions.append(self._filled(node, cost))
+            respelled = self._respelled(node)
+            if respelled is not None and gate.take():
+                decisions.append(self._rewritten(node, respelled, cost))
                 continue
             found = self._same_as(node, written)
             if found is None:
@@ -109,39 +111,48 @@ class Canonicalize:
             source, why = found
             if not gate.take():
                 break
-            decisions.append(self._weigh(node, source, why, cost))
-            node.replace_all_uses_with(source)
-            graph.graph.erase_node(node)
+            decisions.append(self._replaced(node, source, why, cost))
         return PassResult(graph, tuple(decisions), bool(decisions))
 
-    def _weigh(self, node: fx.Node, source: fx.Node, why: str, cost: CostModel) -> Decision:
+    def _replaced(self, node: fx.Node, source: fx.Node, why: str, cost: CostModel) -> Decision:
+        line = source_line(node)
+        before, after = replace_node(node, source, cost)
         return Decision(
             self.name,
             Verdict.APPLIED,
             (node.name,),
             "{node} is {source}: {why}",
             {"node": node.name, "source": source.name, "why": why},
-            source_line(node),
-            cost.node(node),
-            Cost(),
+            line,
+            before,
+            after,
         )
 
-    def _filled(self, node: fx.Node, cost: CostModel) -> Decision:
-        """Make a constant of its own of one in the shape of another; what it costs stays."""
-        tensor, before = node.meta["val"], cost.node(node)
-        like, fill = node.args[0], _LIKE[node.target]
-        node.args = (list(tensor.shape), node.args[1] if fill is None else fill)
-        node.target = aten.full.default
-        node.kwargs = {
-            "dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device,
-            "pin_memory": False,
-        }  # fmt: skip
+    def _respelled(self, node: fx.Node) -> Spelling | None:
+        """The one spelling of a call that has several, and why; None where it has it already."""
+        if node.target in _LIKE and _static(node):
+            tensor, fill = node.meta["val"], _LIKE[node.target]
+            args = (list(tensor.shape), node.args[1] if fill is None else fill)
+            kwargs = {
+                "dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device,
+                "pin_memory": False,
+            }  # fmt: skip
+            return aten.full.default, args, kwargs, "only the shape of its operand counts"
+        if node.target in (aten.arange.default, aten.arange.start):
+            bounds = node.args if node.target is aten.arange.start else (0, *node.args)
+            return aten.arange.start_step, (*bounds, 1), dict(node.kwargs), "start, end and step"
+        return None
+
+    def _rewritten(self, node: fx.Node, spelling: Spelling, cost: CostModel) -> Decision:
+        target, args, kwargs, why = spelling
+        before, old = cost.node(node), node.target
+        node.target, node.args, node.kwargs = target, args, kwargs
         return Decision(
             self.name,
             Verdict.APPLIED,
             (node.name,),
-            "{node} does not wait for {like}, whose shape alone it takes",
-            {"node": node.name, "like": str(like)},
+            "{node}: {old} is written as {new} ({why})",
+            {"node": node.name, "old": str(old), "new": str(target), "why": why},
             source_line(node),
             before,
             cost.node(node),

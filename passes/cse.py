@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import fx
 
-from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.cost_model.roofline import CostModel
 from perfopt.cost_model.traffic import mutates, users_through_views
 from perfopt.passes.base import Gate, Level, PassResult
 from perfopt.passes.dce import is_pure
+from perfopt.passes.rewrite import replace_node
 from perfopt.passes.source import source_line
 
 
@@ -51,29 +52,35 @@ class Cse:
         for node in list(graph.graph.nodes):
             if mutates(node):
                 known.clear()  # what was computed before may read other values after
-            if node.op != "call_function" or not node.users or not is_pure(node):
+            size = node.meta.get("val")
+            if isinstance(size, torch.SymInt):
+                # One expression of the graph's sizes is one number, however it is come by.
+                key: Any = ("size", size.node.expr)
+            elif node.op == "call_function" and is_pure(node):
+                key = (node.target, _key(node.args), _key(sorted(node.kwargs.items())))
+            else:
                 continue
-            key = (node.target, _key(node.args), _key(sorted(node.kwargs.items())))
             earlier = known.setdefault(key, node)
+            if not node.users or node.op != "call_function":
+                continue
             if earlier is node or earlier.meta.get("recompute") != node.meta.get("recompute"):
                 continue
             if _escapes(node) and _escapes(earlier):
                 continue
             if not gate.take():
                 break
-            decisions.append(self._weigh(node, earlier, cost))
-            node.replace_all_uses_with(earlier)
-            graph.graph.erase_node(node)
+            line = source_line(node)
+            before, after = replace_node(node, earlier, cost)
+            decisions.append(
+                Decision(
+                    self.name,
+                    Verdict.APPLIED,
+                    (node.name, earlier.name),
+                    "{node} is {earlier} computed again",
+                    {"node": node.name, "earlier": earlier.name},
+                    line,
+                    before,
+                    after,
+                )
+            )
         return PassResult(graph, tuple(decisions), bool(decisions))
-
-    def _weigh(self, node: fx.Node, earlier: fx.Node, cost: CostModel) -> Decision:
-        return Decision(
-            self.name,
-            Verdict.APPLIED,
-            (node.name, earlier.name),
-            "{node} is {earlier} computed again",
-            {"node": node.name, "earlier": earlier.name},
-            source_line(node),
-            cost.node(node),
-            Cost(),
-        )

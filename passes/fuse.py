@@ -64,7 +64,7 @@ class Fuse:
         made, bodies = build(graph, plan)
         owned: set[fx.Node] = set()
         decisions = []
-        for region, body in zip(plan.regions, bodies, strict=True):
+        for region, body in bodies.items():
             new = [node for node in region.nodes if node not in owned and plan.gone(node)]
             owned.update(new)
             decisions.append(self._applied(region, new, body, cost))

@@ -208,12 +208,8 @@ def subgraph(region: Region, wanted: Wanted) -> fx.Graph:
     return body.graph
 
 
-def build(gm: fx.GraphModule, plan: Plan) -> tuple[fx.GraphModule, list[fx.GraphModule]]:
-    """A graph that calls the plan's regions, and the regions' own graphs in the plan's order."""
-    taken = {name for name, _ in gm.named_children()}
-    names = (f"region_{k}" for k in range(len(taken) + len(plan.regions)))
-    free = [name for name in names if name not in taken]
-    order = {region: k for k, region in enumerate(plan.regions)}
+def build(gm: fx.GraphModule, plan: Plan) -> tuple[fx.GraphModule, dict[Region, fx.GraphModule]]:
+    """A graph that calls the plan's regions, and their own graphs in the order of the calls."""
     bodies = {region: plan.body(region) for region in plan.regions}
     graph = fx.Graph()
     made = with_graph(gm, graph)
@@ -225,7 +221,7 @@ def build(gm: fx.GraphModule, plan: Plan) -> tuple[fx.GraphModule, list[fx.Graph
                 continue  # it led only to what regions now hold
             values[unit] = graph.node_copy(unit, values.__getitem__)
             continue
-        name = free[order[unit]]
+        name = _free_name(made)
         body = bodies[unit]
         call = _call(graph, name, unit, body, values)
         # Tensors that live in a module of their own are inputs of the region, never held by it.
@@ -235,7 +231,14 @@ def build(gm: fx.GraphModule, plan: Plan) -> tuple[fx.GraphModule, list[fx.Graph
             values[result] = _item(graph, call, k, result)
         body.output_node().meta.pop("outer")
     _drop_views(graph, gm)
-    return made, [modules[region] for region in plan.regions]
+    return made, modules
+
+
+def _free_name(gm: fx.GraphModule) -> str:
+    number = sum(name.startswith("region_") for name, _ in gm.named_children())
+    while hasattr(gm, f"region_{number}"):
+        number += 1
+    return f"region_{number}"
 
 
 def _call(
