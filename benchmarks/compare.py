@@ -142,6 +142,7 @@ def parser(description: str | None, samples: int) -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--backend", default="perfopt", help="beside eager and Inductor")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE as well")
+    made.add_argument("--markdown", action="store_true", help="print a Markdown table")
     return made
 
 
@@ -192,27 +193,37 @@ def row(
     )
 
 
-def show(rows: Sequence[Row], unit: str, json_file: Path | None = None) -> None:
-    """Print a table of rows in `unit` ("us", "ms" or "s"), and write them to `json_file`."""
+def show(rows: Sequence[Row], unit: str, args: argparse.Namespace) -> None:
+    """Print rows in `unit` ("us", "ms" or "s") as the options of `parser` ask; write the JSON."""
     scale = {"us": 1e6, "ms": 1e3, "s": 1.0}[unit]
+    digits = 2 if unit == "s" else 1
+    names, ratios = list(rows[0].seconds), list(rows[0].ratios)
+    headings = ["", *(f"{name} {unit}" for name in names), *ratios, "target"]
+    lines = [
+        [
+            each.case,
+            *(f"{each.seconds[name] * scale:.{digits}f}" for name in names),
+            *(str(each.ratios[name]) for name in ratios),
+            "" if each.target is None else f">= {each.target}",
+        ]
+        for each in rows
+    ]
     about = machine()
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)  # a file or a pipe has no width of its own
-    names, ratios = list(rows[0].seconds), list(rows[0].ratios)
-    targets = any(each.target is not None for each in rows)
-    headings = [*(f"{name} {unit}" for name in names), *ratios, *(["target"] if targets else [])]
-    table = Table("", *headings)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for each in rows:
-        cells = [f"{each.seconds[name] * scale:.{1 if scale > 1 else 2}f}" for name in names]
-        cells += [str(each.ratios[name]) for name in ratios]
-        if targets:
-            cells.append("" if each.target is None else f">= {each.target}")
-        table.add_row(each.case, *cells)
-    console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
-    console.print(table)
-    if json_file:
+    described = ", ".join(f"{key} {value}" for key, value in about.items())
+    console.print(described, highlight=False)
+    if args.markdown:
+        for line in (headings, ["---", *["---:"] * (len(headings) - 1)], *lines):
+            console.out(f"| {' | '.join(line)} |", highlight=False)
+    else:
+        table = Table(headings[0])
+        for heading in headings[1:]:
+            table.add_column(heading, justify="right")
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+    if args.json:
         content = {"machine": about, "rows": [asdict(each) for each in rows]}
-        json_file.write_text(json.dumps(content, indent=2) + "\n")
+        args.json.write_text(json.dumps(content, indent=2) + "\n")

@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
             seconds[name].append(in_fresh_process(name, args.threads, args.seed))
     torch.set_num_threads(args.threads)
     pairs = [(INDUCTOR, args.backend), (FLOOR, args.backend)]
-    compare.show([compare.row("GPT first step", seconds, pairs, 4.0)], "s", args.json)
+    compare.show([compare.row("GPT first step", seconds, pairs, 4.0)], "s", args)
     return 0
 
 

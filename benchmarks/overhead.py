@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         with torch.no_grad():
             seconds = time_function(function, inputs, args.backend, args.samples, args.calls)
         rows.append(compare.row(f"{name} {size}x{size}", seconds, pairs, 1.0))
-    compare.show(rows, "us", args.json)
+    compare.show(rows, "us", args)
     return 0
 
 

@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
             inputs = (x, y, weight, bias)
             seconds = time_function(region.function, inputs, args.backend, args.samples)
         rows.append(compare.row(name, seconds, pairs, region.target))
-    compare.show(rows, "us", args.json)
+    compare.show(rows, "us", args)
     return 0
 
 

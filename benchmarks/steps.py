@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"losses part from eager's by more than {demo.tolerance}: {', '.join(apart)}")
         return 1
     pairs = [(name, args.backend) for name in names[:-1]]
-    compare.show([compare.row("GPT step", seconds, pairs, 1.0)], "ms", args.json)
+    compare.show([compare.row("GPT step", seconds, pairs, 1.0)], "ms", args)
     return 0
 
 

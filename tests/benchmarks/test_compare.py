@@ -53,9 +53,13 @@ def test_the_ratio_pairs_samples_of_one_round() -> None:
 def test_rows_are_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seconds = {"eager": [2e-3, 2e-3], "ours": [1e-3, 1e-3]}
     row = compare.row("case", seconds, [("eager", "ours")], target=1.5)
-    compare.show([row], "us", tmp_path / "out.json")
+    file = tmp_path / "out.json"
+    options = compare.parser("A benchmark.", samples=2)
+    compare.show([row], "us", options.parse_args(["--json", str(file)]))
     assert "2000.0" in capsys.readouterr().out
-    (written,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    compare.show([row], "us", options.parse_args(["--markdown"]))
+    assert "| case | 2000.0 | 1000.0 | 2.00 [2.00, 2.00] | >= 1.5 |" in capsys.readouterr().out
+    (written,) = json.loads(file.read_text())["rows"]
     assert written["ratios"]["eager / ours"]["value"] == pytest.approx(2.0)
     assert written["target"] == 1.5
 
