@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from perfopt.backends.index import Index, Size, Unsupported, simplified
-from perfopt.backends.ir import MEMORY, Axis, Buffer, Kernel, Op
+from perfopt.backends.ir import BLOCK, MEMORY, Axis, Buffer, Kernel, Op
 
 _HINT = 97  # stands for every symbol where strides are only compared with each other
 
@@ -18,8 +18,8 @@ def as_number(size: Size) -> int:
     return int(size.subs(dict.fromkeys(size.free_symbols, _HINT)))
 
 
-def reachable(roots: Sequence[Op]) -> list[Op]:
-    """The operations that the roots need, in order of their making."""
+def reachable(roots: Sequence[Op], stop: frozenset[int] = frozenset()) -> list[Op]:
+    """The operations that the roots need, in order of their making; not those behind `stop`."""
     seen: dict[int, Op] = {}
     stack = list(roots)
     while stack:
@@ -27,22 +27,27 @@ def reachable(roots: Sequence[Op]) -> list[Op]:
         if op.uid in seen:
             continue
         seen[op.uid] = op
-        stack.extend(op.args)
+        if op.uid not in stop:
+            stack.extend(op.args)
     return [seen[uid] for uid in sorted(seen)]
 
 
 def make_kernel(
     name: str,
     buffers: Sequence[Buffer],
-    ops: Sequence[Op],
     stores: Sequence[Op],
     sizes: Mapping[str, Size],
     reduction: frozenset[str],
+    blocked: frozenset[str] = frozenset(),
 ) -> Kernel:
-    """The kernel over the axes that `stores` and `reduction` span; raises `Unsupported`."""
+    """The kernel over the axes that `stores` and `reduction` span; raises `Unsupported`.
+
+    With `blocked`, these are the parallel axes, worked on in blocks.
+    """
     ops = reachable(stores)
-    parallel = frozenset().union(*(store.attr.axes() for store in stores)) - reduction
-    for store in stores:
+    plain = [store for store in stores if store.name == "store"]
+    parallel = blocked or frozenset().union(*(s.attr.axes() for s in plain)) - reduction
+    for store in plain:
         axes = store.attr.axes()
         if not parallel <= axes:
             raise Unsupported("results that do not span the same dimensions")
@@ -51,27 +56,32 @@ def make_kernel(
             raise Unsupported("a result that spans only some of the reduced dimensions")
         if not store.space <= parallel | reduction:
             raise Unsupported("a value that varies over more dimensions than are stored")
-    stray = frozenset().union(*(op.space for op in ops)) - parallel - reduction
+    stray = frozenset().union(*(op.space for op in ops)) - parallel - reduction - {BLOCK}
     if stray:
         raise Unsupported("a dimension that is neither stored nor reduced")
     indices = [op.attr for op in ops if op.name in MEMORY or op.name == "iota"]
-    by_store = sorted(stores, key=lambda s: -len(s.attr.axes()))
-    loads = [op.attr for op in ops if op.name in ("load", "load_if")]
+    written = [s.attr for s in plain]
     kernel = Kernel(
         name=name,
         buffers=tuple(b for b in buffers if any(op.buffer == b.name for op in ops)),
-        parallel=_ordered(parallel, [s.attr for s in by_store] + loads, sizes),
-        reduction=_ordered(reduction, [s.attr for s in by_store] + loads, sizes),
+        parallel=ordered_axes(parallel, written, ops, sizes),
+        reduction=ordered_axes(reduction, written, ops, sizes),
         ops=tuple(ops),
         stores=tuple(stores),
+        blocked=bool(blocked),
     )
     return _with_sizes(_collapsed(kernel, indices))
 
 
-def _ordered(
-    axes: frozenset[str], indices: Sequence[Index], sizes: Mapping[str, Size]
+def ordered_axes(
+    axes: frozenset[str], stores: Sequence[Index], ops: Sequence[Op], sizes: Mapping[str, Size]
 ) -> tuple[Axis, ...]:
-    """Axes from the largest stride to the smallest, as the first index that has them says."""
+    """Axes from the largest stride to the smallest, as the first index that has them says.
+
+    The index of the largest store speaks first, then those of the loads among `ops`.
+    """
+    indices = sorted(stores, key=lambda index: -len(index.axes()))
+    indices += [op.attr for op in ops if op.name in ("load", "load_if")]
 
     def key(axis: str) -> tuple[int, str]:
         for index in indices:

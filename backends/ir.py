@@ -32,7 +32,10 @@ TYPES: dict[torch.dtype, str] = {
 BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1}
 BYTES |= {"u8": 1, "i1": 1}
 HALF = frozenset({"bf16", "f16"})
-MEMORY = frozenset({"load", "load_if", "store"})  # the operations that touch a buffer
+# The operations that touch a buffer.
+MEMORY = frozenset({"load", "load_if", "store", "accumulate"})
+BLOCK = "block"  # the axis that numbers blocks of rows
+BLOCK_ROWS = 64
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
 
 
@@ -71,18 +74,24 @@ class Axis:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor that the kernel reads or writes, as element type and name."""
+    """A tensor that the kernel reads or writes, as element type and name.
+
+    `fold` is the kind of reduction by which `accumulate` puts values into it.
+    """
 
     name: str
     type: str
     written: bool
+    fold: str = ""
 
 
 @dataclass(frozen=True)
 class Kernel:
     """One kernel: buffers, axes (outermost first) and the operations in dependency order.
 
-    `stores` are the roots; `sizes` the symbolic sizes and strides passed at every launch.
+    `stores` are the roots; `sizes` the symbolic sizes and strides passed at every launch. With
+    `blocked`, the points of the parallel axes are worked on in blocks of `BLOCK_ROWS`, each by one
+    thread; the axis `BLOCK` numbers them, and what is accumulated starts from the fold's identity.
     """
 
     name: str
@@ -92,6 +101,7 @@ class Kernel:
     ops: tuple[Op, ...]
     stores: tuple[Op, ...]
     sizes: tuple[Size, ...] = ()
+    blocked: bool = False
 
     @property
     def checked(self) -> bool:
@@ -134,6 +144,17 @@ class Builder:
         if known is None:
             space = value.space - axes
             known = Op(len(self.ops), "reduce", (value,), value.type, space, kind)
+            self.ops.append(known)
+            self._known[key] = known
+        return known
+
+    def fold(self, kind: str, value: Op, axes: frozenset[str]) -> Op:
+        """`value` folded over the column axes `axes`, as `reduce` does over the others."""
+        space = value.space - axes
+        key = ("fold", value.uid, kind, axes)
+        known = self._known.get(key)
+        if known is None:
+            known = Op(len(self.ops), "fold", (value,), value.type, space, kind)
             self.ops.append(known)
             self._known[key] = known
         return known

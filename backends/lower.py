@@ -8,9 +8,11 @@ import torch
 from torch import fx
 
 from perfopt.backends.index import Unsupported, as_size
-from perfopt.backends.ir import Kernel
-from perfopt.backends.lowering import build_kernel
+from perfopt.backends.ir import TYPES, Kernel
+from perfopt.backends.lowering import build_kernels
 from perfopt.backends.region import Alloc, Call, LoweredRegion
+
+_DTYPES = {name: dtype for dtype, name in TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,21 @@ def lower_region(name: str, gm: fx.GraphModule, exact_rounding: bool = False) ->
         if not isinstance(node, fx.Node) or node.op != "call_function":
             raise Unsupported("a result that the region does not compute")
     tensors = [n for n in members if _is_data(n)]
-    lowered = build_kernel(name, tensors, list(dict.fromkeys(results)), exact_rounding)
+    lowered = build_kernels(name, tensors, list(dict.fromkeys(results)), exact_rounding)
     names = {node: buffer for buffer, node in lowered.inputs.items()}
     names |= {node: buffer for buffer, node in lowered.outputs.items()}
     return Lowered(
         LoweredRegion(
             name=name,
             inputs=tuple(_input_name(node, names) for node in placeholders),
-            allocs=tuple(_alloc(buffer, node) for buffer, node in lowered.outputs.items()),
+            allocs=(
+                *(_alloc(buffer, node) for buffer, node in lowered.outputs.items()),
+                *(Alloc(s.name, _DTYPES[s.type], (s.size,), (1,)) for s in lowered.scratch),
+            ),
             outputs=tuple(names[node] for node in results),
-            calls=(_call(lowered.kernel),),
+            calls=tuple(_call(kernel) for kernel in lowered.kernels),
         ),
-        (lowered.kernel,),
+        tuple(lowered.kernels),
     )
 
 

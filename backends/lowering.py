@@ -19,6 +19,7 @@ from torch import fx
 
 from perfopt.backends import aten_pointwise as pw
 from perfopt.backends.axes import AxisMap, Dim, axis_name
+from perfopt.backends.columns import Scratch, split_columns
 from perfopt.backends.domain import make_kernel
 from perfopt.backends.index import Index, Size, Unsupported, as_size, flatten, product
 from perfopt.backends.ir import HALF, TYPES, Buffer, Builder, Kernel, Op, compute_type
@@ -51,12 +52,13 @@ KNOWN = (
 
 
 @dataclass(frozen=True)
-class LoweredKernel:
-    """A kernel with the nodes behind its buffers."""
+class LoweredNodes:
+    """Kernels, to be launched in order, with the nodes behind their buffers."""
 
-    kernel: Kernel
+    kernels: list[Kernel]
     inputs: dict[str, fx.Node]
     outputs: dict[str, fx.Node]
+    scratch: list[Scratch]
 
 
 def tensor_of(node: fx.Node) -> torch.Tensor:
@@ -94,6 +96,7 @@ class Lowering:
         self.builder = Builder()
         self.dims: dict[fx.Node, list[Dim]] = {}
         self.reduction: frozenset[str] = frozenset()
+        self.columns: frozenset[str] = frozenset()  # folded too, in a second kernel
         self.sizes: dict[str, Size] = {}
         self.inputs: dict[fx.Node, str] = {}
         self.guard: Op | None = None
@@ -105,21 +108,39 @@ class Lowering:
         """Match up the dimensions of all nodes; raises `Unsupported`."""
         for node in self.nodes:
             self.dims[node] = self._dims(node)
-        folded: set[frozenset[str]] = set()
-        for node in self.nodes:
-            if node.target in REDUCTIONS:
-                source = self.dims[self._source(node)]
-                atoms = [a for d in reduced_dims(node)[0] for a in self.axes.resolve(source[d])]
-                folded.add(frozenset(axis_name(a) for a in atoms))
+        folded = {self._folded(node) for node in self.nodes if node.target in REDUCTIONS}
         # A reduction over dimensions of size 1 folds nothing and goes with any other.
         folded.discard(frozenset())
-        if len(folded) > 1:
-            raise Unsupported("reductions over different dimensions")
-        self.reduction = folded.pop() if folded else frozenset()
+        self._choose_rows(sorted(folded, key=sorted))
         for dims in self.dims.values():
             for dim in dims:
                 for atom in self.axes.resolve(dim):
                     self.sizes[axis_name(atom)] = self.axes.size(atom)
+
+    def _folded(self, node: fx.Node) -> frozenset[str]:
+        """The axes that a reduction folds."""
+        source = self.dims[self._source(node)]
+        atoms = [a for d in reduced_dims(node)[0] for a in self.axes.resolve(source[d])]
+        return frozenset(axis_name(a) for a in atoms)
+
+    def _choose_rows(self, folded: list[frozenset[str]]) -> None:
+        """Of two sets of reduced axes, rows are those that a reduction folds on the way."""
+        if len(folded) > 2 or (len(folded) == 2 and folded[0] & folded[1]):
+            raise Unsupported("reductions over different dimensions")
+        if len(folded) < 2:
+            self.reduction = folded[0] if folded else frozenset()
+            return
+        needed: set[fx.Node] = set()
+        for node in reversed(self.nodes):
+            if node in needed or node.target in REDUCTIONS:
+                needed.update(node.all_input_nodes)
+        inside = {self._folded(n) for n in needed & self.members if n.target in REDUCTIONS}
+        inside.discard(frozenset())
+        if len(inside) > 1:
+            raise Unsupported("reductions over different dimensions, one behind the other")
+        # Where neither is needed by a reduction, the rows are what the last reduction folds.
+        self.reduction = inside.pop() if inside else folded[-1]
+        self.columns = folded[1 - folded.index(self.reduction)]
 
     def dims_of(self, node: fx.Node) -> list[Dim]:
         """The dimensions of a member, or of an input at its first sight."""
@@ -310,13 +331,13 @@ class Lowering:
         dtype = node.meta["val"]
         dtype = dtype[item].dtype if isinstance(dtype, (tuple, list)) else dtype.dtype
         value = self.value(source, whole)
-        # Dimensions of size 1 have no axis: there is nothing to fold.
-        axes = (
-            self.reduction if any(self.axes.resolve(self.dims[source][d]) for d in gone) else None
-        )
+        axes = self._folded(node)
         count = product(shape_of(source)[d] for d in gone)
         kind = REDUCTIONS[node.target]
-        fold: Fold = lambda how, x: self.builder.reduce(how, x, axes) if axes else x  # noqa: E731
+        b = self.builder
+        make = b.fold if axes and axes == self.columns else b.reduce
+        # Dimensions of size 1 have no axis: there is nothing to fold.
+        fold: Fold = lambda how, x: make(how, x, axes) if axes else x  # noqa: E731
         result = self._fold(node, kind, value, dtype, count, item, fold)
         half = TYPES.get(dtype, "")
         if self.exact and half in HALF:
@@ -388,19 +409,18 @@ def outputs_of(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     ]  # fmt: skip
 
 
-def build_kernel(
+def build_kernels(
     name: str,
     nodes: Sequence[fx.Node],
     outputs: Sequence[fx.Node] | None = None,
     exact_rounding: bool = False,
-) -> LoweredKernel:
-    """The kernel that computes `outputs` (default: what is used outside); `Unsupported` or it."""
+) -> LoweredNodes:
+    """The kernels that compute `outputs` (default: what is used outside); raises `Unsupported`."""
     work = Lowering(nodes, exact_rounding)
     work.find_axes()
     outputs = outputs_of(nodes) if outputs is None else list(outputs)
     if not outputs:
         raise Unsupported("nothing is computed")
-    b = work.builder
     stores: list[Op] = []
     written: dict[str, fx.Node] = {}
     buffers: list[Buffer] = []
@@ -414,15 +434,19 @@ def build_kernel(
         value = work.value(node, at)
         if value.type != compute_type(tensor.dtype):
             raise Unsupported(f"{node} is computed as {value.type}, stored as {tensor.dtype}")
-        store = b.op("store", (value,), value.type, flat, name_out)
-        stores.append(store)
+        stores.append(work.builder.op("store", (value,), value.type, flat, name_out))
         written[name_out] = node
         buffers.append(Buffer(name_out, pw.memory_type(tensor.dtype), True))
     reads = [
         Buffer(buffer, pw.memory_type(tensor_of(node).dtype), False)
         for node, buffer in work.inputs.items()
     ]
-    kernel = make_kernel(
-        name, reads + buffers, work.builder.ops, stores, work.sizes, work.reduction
-    )
-    return LoweredKernel(kernel, {b: n for n, b in work.inputs.items()}, written)
+    buffers = reads + buffers
+    scratch: list[Scratch] = []
+    if work.columns:
+        kernels, scratch = split_columns(
+            name, buffers, stores, work.sizes, work.reduction, work.columns
+        )
+    else:
+        kernels = [make_kernel(name, buffers, stores, work.sizes, work.reduction)]
+    return LoweredNodes(kernels, {b: n for n, b in work.inputs.items()}, written, scratch)

@@ -10,7 +10,7 @@ from torch import fx
 
 from perfopt.backends.index import Unsupported
 from perfopt.backends.ir import TYPES
-from perfopt.backends.lowering import KNOWN, build_kernel
+from perfopt.backends.lowering import KNOWN, build_kernels
 
 DISABLED = "perfopt_disable"  # node.meta mark of modules that the user keeps out of kernels
 
@@ -59,7 +59,7 @@ def fusible(nodes: Sequence[fx.Node]) -> str | None:
     what is generated later.
     """
     try:
-        build_kernel("foreseen", nodes, _results(nodes))
+        build_kernels("foreseen", nodes, _results(nodes))
     except Unsupported as refusal:
         return str(refusal)
     return None

@@ -143,6 +143,8 @@ def _lane(kernel: Kernel, lanes: int) -> Axis | None:
     if not kernel.reduction:
         return kernel.parallel[-1] if kernel.parallel else None
     row = kernel.reduction[-1]
+    if kernel.blocked:  # rows are folded into each other one by one
+        return row
     column = kernel.parallel[-1] if kernel.parallel else None
     if column is None:
         return row

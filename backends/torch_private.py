@@ -14,7 +14,6 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu
 from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_backend
@@ -22,9 +21,10 @@ from torch._dynamo.utils import get_compilation_metrics
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext
+from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.printers import PythonPrinter
 
-__all__ = ["empty_strided_cpu", "get_decompositions"]
+__all__ = ["get_decompositions"]
 
 Compiled = Callable[..., Any]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Compiled]
@@ -63,6 +63,18 @@ def split_joint(
     return min_cut_rematerialization_partition(joint, inputs, **given)
 
 
+def _empty_strided(
+    size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+empty_strided_cpu: Callable[..., torch.Tensor] = getattr(
+    torch._C._dynamo.guards, "_empty_strided_cpu", _empty_strided
+)
+"""The cheapest way to a new CPU tensor: sizes and strides as tuples, and a dtype."""
+
+
 def fast_call(target: Any) -> Callable[..., Any]:
     """What an operator overload calls anyway, one Python frame sooner."""
     if type(target) is torch._ops.OpOverload:
@@ -78,6 +90,11 @@ def is_view(target: Any) -> bool:
 def python_expression(size: int | sympy.Expr) -> str:
     """A size as Python integer arithmetic over the names of its symbols."""
     return str(size) if isinstance(size, int) else PythonPrinter().doprint(size)
+
+
+def floor_div(size: int | sympy.Expr, by: int) -> int | sympy.Expr:
+    """`size // by`, as an expression that programs can print where it is symbolic."""
+    return size // by if isinstance(size, int) else FloorDiv(size, sympy.Integer(by))
 
 
 def compile_id() -> str:

@@ -103,9 +103,12 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "or": torch.any,
     "and": torch.all,
 }
+# `fold` is a reduction over columns, which `accumulate` carries out block by block.
 # Not pointwise: const, iota (an index as i64), size (a kernel argument), load, store, reduce, and
 # bounded (an i64 index, checked against a limit: 0 in its place and a fault where it is outside).
-STRUCTURAL = frozenset({"const", "iota", "size", "load", "load_if", "store", "reduce", "bounded"})
+STRUCTURAL = frozenset(
+    {"const", "iota", "size", "load", "load_if", "store", "reduce", "bounded", "fold", "accumulate"}
+)
 
 
 def weight(name: str) -> int:

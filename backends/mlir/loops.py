@@ -9,9 +9,10 @@ at once, every lane a column of its own. Every loop over vectors ends in a maske
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from perfopt.backends.index import Size, product
-from perfopt.backends.ir import Kernel, Op
+from perfopt.backends.ir import BLOCK, BLOCK_ROWS, Kernel, Op
 from perfopt.backends.mlir.text import Block, Names, in_memory
 from perfopt.backends.mlir.values import Point, Values
 from perfopt.backends.schedule import Schedule, Stage, make_schedule
@@ -53,8 +54,8 @@ class RowsPrinter:
         self.top = Block(names, lanes)
         self.lane = self.plan.lane.name if self.plan.lane else ""
         symbols = {size: f"%s{k}" for k, size in enumerate(kernel.sizes)}
-        memory = {b.name: b.type for b in kernel.buffers}
-        self.values = Values(memory, symbols, self.lane, self.top)
+        self.values = Values(kernel.buffers, symbols, self.lane, self.top)
+        self.block_number = ""
         self.inner = frozenset(a.name for a in self.plan.inner)
         self.vector_inside = self.lane in self.inner  # or every lane is a point of its own
         count = product(a.size for a in self.plan.inner)
@@ -67,7 +68,8 @@ class RowsPrinter:
         """The function."""
         grid = Block(self.names, self.lanes)
         self._allocate_scratch()
-        self._loop(grid, "%begin", "%end", self.values.size(1), [], self._step)
+        step = self._block if self.kernel.blocked else self._step
+        self._loop(grid, "%begin", "%end", self.values.size(1), [], step)
         lines = self.top.lines + grid.lines
         body = "\n".join("  " + line for line in lines)
         buffers = [f"%{b.name}: !llvm.ptr {{llvm.noalias}}" for b in self.kernel.buffers]
@@ -100,6 +102,42 @@ class RowsPrinter:
                 found.append((lane.name, pieces))
         return found
 
+    def steps(self, block: Block) -> str:
+        """The number of steps of the grid."""
+        total = self.number(block, 1)
+        for _, count in self.extents(block):
+            total = block.emit(f"arith.muli {total}, {count} : i64")
+        if not self.kernel.blocked:
+            return total
+        more = block.emit(f"arith.addi {total}, {self.number(block, BLOCK_ROWS - 1)} : i64")
+        return block.emit(f"arith.divui {more}, {self.number(block, BLOCK_ROWS)} : i64")
+
+    def _block(self, block: Block, step: str, carried: list[str]) -> list[str]:
+        """A block of rows, folded into partial results that start from the identity."""
+        whole = Point(block, frozenset((BLOCK,)), positions={BLOCK: step})
+        kinds = {b.name: b.fold for b in self.kernel.buffers}
+        first = []
+        for op in self.kernel.stores:
+            if op.name == "accumulate":
+                value = identity(kinds[op.buffer], op.type)
+                start = Op(-1 - len(first), "const", (), op.type, frozenset(), value)
+                first.append(replace(op, name="store", args=(start,)))
+        self._nest(block, Stage((), tuple(first), ()), [], 0, {}, whole)
+        rows = self.values.size(1)
+        for _, count in self.extents(self.top):
+            rows = self.top.emit(f"arith.muli {rows}, {count} : i64")
+        size = self.values.size(BLOCK_ROWS)
+        begin = block.emit(f"arith.muli {step}, {size} : i64")
+        end = block.emit(f"arith.addi {begin}, {size} : i64")
+        end = block.emit(f"arith.minsi {end}, {rows} : i64")
+
+        def row(inside: Block, position: str, carried: list[str]) -> list[str]:
+            self.block_number = step
+            return self._step(inside, position, carried)
+
+        self._loop(block, begin, end, self.values.size(1), [], row)
+        return carried
+
     def number(self, block: Block, size: Size) -> str:
         """A size as an i64 value, in any function of the kernel."""
         return (
@@ -119,6 +157,8 @@ class RowsPrinter:
             positions[axis] = block.emit(f"arith.remui {step}, {count} : i64")
             step = block.emit(f"arith.divui {step}, {count} : i64")
         start = positions.pop(self.lane, "")
+        if self.kernel.blocked:
+            positions[BLOCK] = self.block_number
         row = Point(block, frozenset(positions), positions=positions)
         if self.plan.chunk:
             start = block.emit(f"arith.muli {start}, {self.values.size(self.plan.chunk)} : i64")

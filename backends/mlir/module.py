@@ -114,7 +114,7 @@ def _entry(
     names: Names,
 ) -> str:
     block = Block(names, lanes)
-    steps = _product(block, [count for _, count in printer.extents(block)])
+    steps = printer.steps(block)
     axes = kernel.parallel + kernel.reduction
     points = _product(block, [printer.number(block, axis.size) for axis in axes])
     grain = block.emit(f"arith.constant {GRAIN} : i64")

@@ -7,11 +7,11 @@ loops. Every value is computed at the outermost point that fixes all the axes it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfopt.backends.index import Index, Size
-from perfopt.backends.ir import BYTES, HALF, Op
+from perfopt.backends.ir import BYTES, HALF, Buffer, Op
 from perfopt.backends.mlir.text import Block, in_memory
 
 FAULT = "perfopt_fault"  # the module's flag: an index was out of range
@@ -51,15 +51,16 @@ class Point:
 class Values:
     """Computes, loads and stores the values of one kernel.
 
-    `memory` maps buffers to element types, `symbols` symbolic sizes to the values that hold them,
+    `symbols` maps symbolic sizes to the values that hold them,
     `lane` names the vector axis ("" for none). Constants and sizes are emitted into `top`, which
     is printed before everything else.
     """
 
     def __init__(
-        self, memory: Mapping[str, str], symbols: Mapping[Size, str], lane: str, top: Block
+        self, buffers: Sequence[Buffer], symbols: Mapping[Size, str], lane: str, top: Block
     ) -> None:
-        self.memory = memory
+        self.memory = {b.name: b.type for b in buffers}
+        self.folds = {b.name: b.fold for b in buffers}
         self.symbols = symbols
         self.lane = lane
         self.lanes = top.lanes
@@ -282,6 +283,8 @@ class Values:
         ty, base = in_memory(memory), f"%{op.buffer}"
         vector = self.lane in op.attr.axes()
         value = self.vector(op.args[0], at) if vector else self.value(op.args[0], at)
+        if op.name == "accumulate":
+            value = self._accumulated(op, value, at, vector)
         value = block.narrowed(value, memory, vector)
         if vector and self.scattered(op.attr):
             n = self.lanes
@@ -295,6 +298,12 @@ class Values:
             return
         address = self.address(block, base, self.linear(op.attr, at), ty)
         self._store_at(block, address, value, memory, vector, at.mask if vector else None)
+
+    def _accumulated(self, op: Op, value: str, at: Point, vector: bool) -> str:
+        """`value` folded into what the buffer holds."""
+        held = Op(-1, "load", (), op.type, op.attr.axes(), op.attr, op.buffer)
+        before = self._load(held, at)
+        return at.block.combine(self.folds[op.buffer], value, before, op.type, vector)
 
     def _store_at(
         self, block: Block, address: str, value: str, memory: str, vector: bool, mask: str | None

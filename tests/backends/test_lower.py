@@ -122,6 +122,24 @@ CASES: dict[str, tuple[Function, Any]] = {
     "integer mean": (lambda x: x.float().mean(-1), lambda: (_ints(10, 33),)),
     "iota": (lambda x: x + torch.arange(30), lambda: (r(20, 30),)),
     "f64": (lambda x: x.double().mean(-1), lambda: (r(40, 77),)),
+    "layer norm backward": (
+        lambda dy, x, m, s, w: (
+            (dy * w - (dy * w).mean(-1, keepdim=True)
+             - (x - m) * s * (dy * w * (x - m) * s).mean(-1, keepdim=True)) * s,
+            (dy * (x - m) * s).sum(0), dy.sum(0),
+        ),
+        lambda: (r(301, 77), r(301, 77), r(301, 1), r(301, 1), r(77)),
+    ),
+    "column sum behind a row sum": (
+        lambda x, y: (x * x.mean(-1, keepdim=True) * y).sum((0, 1)), lambda: (r(7, 30, 40), r(40)),
+    ),
+    "row and column sums": (lambda x: (x.sum(-1), x.sum(0) * 2), lambda: (r(150, 40),)),
+    "column extremes behind a softmax": (
+        lambda x: (torch.softmax(x, -1), torch.softmax(x, -1).amax(0)), lambda: (r(150, 40),),
+    ),
+    "bias gradient": (
+        lambda d, x: ((d * x).relu(), (d * x).sum(0)), lambda: (r(99, 40), r(99, 40)),
+    ),
     "two results": (lambda x, y: (x + y, (x + y).relu()), lambda: (r(40, 77), r(40, 77))),
 }  # fmt: skip
 

@@ -27,7 +27,7 @@ def _run(name: str, type: str, operands: list[torch.Tensor]) -> torch.Tensor:
     store = b.op("store", (value,), result, at, "out0")
     buffers = [Buffer(f"in{k}", type, False) for k in range(len(operands))]
     buffers.append(Buffer("out0", result, True))
-    kernel = make_kernel("op", buffers, b.ops, [store], {"a0": COUNT}, frozenset())
+    kernel = make_kernel("op", buffers, [store], {"a0": COUNT}, frozenset())
     out = torch.empty(COUNT, dtype=_DTYPE[result])
     compile_kernels([kernel])["op"](*(t.data_ptr() for t in operands), out.data_ptr(), 1)
     return out
@@ -94,7 +94,7 @@ def test_casts_follow_eager(source: str, target: str) -> None:
     value: Op = b.cast(b.load("in0", at, source), target)
     store = b.op("store", (value,), target, at, "out0")
     buffers = [Buffer("in0", source, False), Buffer("out0", target, True)]
-    kernel = make_kernel("op", buffers, b.ops, [store], {"a0": COUNT}, frozenset())
+    kernel = make_kernel("op", buffers, [store], {"a0": COUNT}, frozenset())
     out = torch.empty(COUNT, dtype=_DTYPE[target])
     compile_kernels([kernel])["op"](x.data_ptr(), out.data_ptr(), 1)
     assert torch.equal(out, x.to(_DTYPE[target]))
@@ -107,7 +107,7 @@ def test_16_bit_floats_round_to_nearest_even(dtype: torch.dtype) -> None:
     b, at = Builder(), Index.term("a0")
     store = b.op("store", (b.load("in0", at, "f32"),), "f32", at, "out0")
     buffers = [Buffer("in0", "f32", False), Buffer("out0", TYPES[dtype], True)]
-    kernel = make_kernel("op", buffers, b.ops, [store], {"a0": len(x)}, frozenset())
+    kernel = make_kernel("op", buffers, [store], {"a0": len(x)}, frozenset())
     out = torch.empty(len(x), dtype=dtype)
     compile_kernels([kernel])["op"](x.data_ptr(), out.data_ptr(), 1)
     torch.testing.assert_close(out, x.to(dtype), rtol=0, atol=0, equal_nan=True)
