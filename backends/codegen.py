@@ -75,7 +75,7 @@ class Writer:
         """
         if isinstance(size, int):
             return str(size), ()
-        local = {symbol: self.symbols[symbol] for symbol in size.free_symbols}
+        local = {symbol: self.symbols[symbol] for symbol in free_symbols(size)}
         renamed = {s: sympy.Symbol(n, integer=True) for s, n in local.items() if s.name != n}
         expression = size.xreplace(renamed) if renamed else size
         return python_expression(expression), tuple(sorted(local.values()))
@@ -123,6 +123,13 @@ class Writer:
             if name not in lasting:
                 dead.setdefault(number, []).append(name)
         return dead
+
+
+def free_symbols(size: Size) -> set[sympy.Symbol]:
+    """The symbols in a size."""
+    if isinstance(size, int):
+        return set()
+    return {each for each in size.free_symbols if isinstance(each, sympy.Symbol)}
 
 
 def argument(writer: Writer, value: Any, local: Mapping[fx.Node, str], used: set[str]) -> str:

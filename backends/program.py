@@ -20,7 +20,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from perfopt.backends.codegen import Writer, argument, source_line
+from perfopt.backends.codegen import Writer, argument, free_symbols, source_line
 from perfopt.backends.region import LoweredRegion, Size, is_region, region_graph
 from perfopt.backends.torch_private import empty_strided_cpu, fast_call, is_view
 
@@ -266,7 +266,7 @@ class _Builder:
         """Whether every size that the region needs has a local by now."""
         sizes: list[Size] = [s for alloc in lowered.allocs for s in (*alloc.shape, *alloc.strides)]
         sizes += [a for call in lowered.calls for a in call.args if not isinstance(a, str)]
-        needed = {s for size in sizes if not isinstance(size, int) for s in size.free_symbols}
+        needed = {symbol for size in sizes for symbol in free_symbols(size)}
         return needed <= set(self.writer.symbols)
 
     def _launch(self, node: fx.Node, lowered: LoweredRegion) -> None:
@@ -380,7 +380,7 @@ class _Builder:
         results: Sequence[Any] = ()
         for each in module.graph.nodes:
             if each.op == "output":
-                results = each.args[0]  # type: ignore[assignment]
+                results = each.args[0]
             else:
                 self._node(module, each)
         for user in node.users:

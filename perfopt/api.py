@@ -32,7 +32,7 @@ def compile(
     """
     check_pipeline(Options.from_user(mode, options))
     given = dict(options) if mode is None else {"mode": mode, **options}
-    compiled = torch.compile(
+    compiled: Any = torch.compile(
         model, backend=backend, fullgraph=fullgraph, dynamic=dynamic, options=given or None
     )
     return compiled

@@ -53,6 +53,12 @@ class Compilation:
     def __post_init__(self) -> None:
         COMPILATIONS_CACHE.add(self)
 
+    def every_decision(self) -> Iterator[Decision]:
+        """Its own decisions, then those of its graphs."""
+        yield from self.decisions
+        for graph in self.graphs:
+            yield from graph.decisions
+
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Add the time of the block to a stage."""

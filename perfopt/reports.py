@@ -134,7 +134,7 @@ def report(compiled: Any) -> Report:
             seconds[stage] += taken
         whole = frame_seconds(job.number)
         seconds["dynamo"] += max(0.0, whole - job.backend_seconds) if whole else 0.0
-    decisions = [d for job in jobs for part in (job, *job.graphs) for d in part.decisions]
+    decisions = [each for job in jobs for each in job.every_decision()]
     decisions.sort(key=lambda decision: -decision.seconds_saved)
     return Report(tuple(_graphs(jobs)), tuple(decisions), seconds)
 

@@ -25,8 +25,7 @@ def _fresh_compiler() -> Iterator[None]:
         decision.text()
         for job in COMPILATIONS_CACHE
         if job.order >= start
-        for part in (job, *job.graphs)
-        for decision in part.decisions
+        for decision in job.every_decision()
         if decision.verdict is Verdict.FAILED
     ]
     torch.compiler.reset()
