@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from perfopt.backends.codegen import Writer, argument, free_symbols, source_line
 from perfopt.backends.region import LoweredRegion, Size, is_region, region_graph
-from perfopt.backends.torch_private import empty_strided_cpu, fast_call, is_view
+from perfopt.backends.torch_private import empty_strided_cpu, fast_call, is_overload, is_view
 
 aten = torch.ops.aten
 
@@ -241,7 +241,7 @@ class _Builder:
         target: Any = node.target
         if target is operator.getitem or (target in _INFIX and len(args) == 2):
             return ""
-        label = str(target) if isinstance(target, torch._ops.OpOverload) else target.__name__
+        label = str(target) if is_overload(target) else target.__name__
         if not is_view(target):
             self.calls[label] += 1
         return self.writer.bind(label.replace(".default", ""), fast_call(target))

@@ -82,9 +82,14 @@ def fast_call(target: Any) -> Callable[..., Any]:
     return target
 
 
+def is_overload(target: Any) -> bool:
+    """Whether `target` is one overload of an operator, such as `torch.ops.aten.add.Tensor`."""
+    return isinstance(target, torch._ops.OpOverload)
+
+
 def is_view(target: Any) -> bool:
     """Whether a call to `target` returns a view of its first argument."""
-    return isinstance(target, torch._ops.OpOverload) and bool(target.is_view)
+    return is_overload(target) and bool(target.is_view)
 
 
 def python_expression(size: int | sympy.Expr) -> str:
