@@ -137,8 +137,8 @@ def calling_backend() -> tuple[Any, CodeType | None]:
 
 def backend_of(compiled: Any) -> Any:
     """The object by which a `torch.compile` result calls its backend, or None."""
-    context = getattr(compiled, "dynamo_ctx", None)
-    callbacks = [getattr(context, "callback", None)]
+    compiled = getattr(compiled, "_compiled_call_impl", None) or compiled
+    callbacks = [getattr(getattr(compiled, "dynamo_ctx", None), "callback", None)]
     for cell in getattr(compiled, "__closure__", None) or ():
         callbacks.append(getattr(cell.cell_contents, "callback", cell.cell_contents))
     for callback in callbacks:
@@ -150,5 +150,9 @@ def backend_of(compiled: Any) -> Any:
 
 
 def is_compiled(target: Any) -> bool:
-    """Whether `target` is what `torch.compile` returned."""
-    return hasattr(target, "_torchdynamo_orig_callable") or hasattr(target, "dynamo_ctx")
+    """Whether `target` is what `torch.compile` returned, or a module compiled in place."""
+    return (
+        hasattr(target, "_torchdynamo_orig_callable")
+        or hasattr(target, "dynamo_ctx")
+        or getattr(target, "_compiled_call_impl", None) is not None
+    )

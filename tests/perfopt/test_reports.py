@@ -70,6 +70,24 @@ def test_report_of_modules_and_of_graph_breaks() -> None:
     assert len(functions) == 2 and all("forward" in name for name in functions)
 
 
+def test_report_of_a_module_compiled_in_place() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x)
+
+    holder = Holder()
+    holder.compile(backend="perfopt")
+    assert perfopt.report(holder).graphs == ()
+    holder(torch.randn(2, 4))
+    assert perfopt.report(holder).library_calls["aten.addmm.default"] == 1
+
+
 def test_report_refuses_what_is_not_compiled() -> None:
     with pytest.raises(TypeError, match="function is not compiled"):
         perfopt.report(network)
