@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from torch import fx
 from perfopt.backends.region import Size
 from perfopt.backends.torch_private import python_expression
 
+_WIDTH = 96
 _NAMED = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 
 
@@ -105,7 +107,7 @@ class Writer:
             if statement.source and statement.source != shown:
                 shown = statement.source
                 lines.append(f"    # {shown}")
-            lines.append(f"    {statement.text}")
+            lines += _indented(statement.text)
             dead = last.get(number)
             if dead and number + 1 < len(self.statements):
                 lines.append(f"    del {', '.join(dead)}")
@@ -123,6 +125,21 @@ class Writer:
             if name not in lasting:
                 dead.setdefault(number, []).append(name)
         return dead
+
+
+def _indented(text: str) -> list[str]:
+    """A statement inside of the function; what is between its parentheses may take more lines."""
+    opening, closing = text.find("("), text.rfind(")")
+    if len(text) <= _WIDTH or text.startswith("if ") or closing < 0 or "'" in text:
+        return [f"    {text}"]
+    head, body, tail = text[: opening + 1], text[opening + 1 : closing], text[closing:]
+    # No line breaks outside of the parentheses.
+    head, tail = head.replace(" ", "\xa0"), tail.replace(" ", "\xa0")
+    lines = textwrap.wrap(
+        head + body + tail, _WIDTH, initial_indent="    ", subsequent_indent="        ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def free_symbols(size: Size) -> set[sympy.Symbol]:

@@ -328,7 +328,9 @@ class _Builder:
                 continue
             text = f"{kernel}({', '.join([*texts, self.threads])})"
             if call.checked:
-                text += f" and {writer.bind('out_of_range', out_of_range)}({source!r})"
+                text += (
+                    f" and {writer.bind('out_of_range', out_of_range)}({source.split('  ')[0]!r})"
+                )
             writer.add(guard + text, (), tuple(sorted(used)), source)
             self.launches += 1
 
@@ -348,7 +350,7 @@ class _Builder:
 
     def _restride(self, node: fx.Node) -> None:
         value, local = node.meta.get("val"), self.local[node]
-        if not isinstance(value, Tensor) or local in self.exact:
+        if not isinstance(value, Tensor) or not value.ndim or local in self.exact:
             return
         self.exact.add(local)
         strides = tuple(s if isinstance(s, int) else s.node.expr for s in value.stride())
