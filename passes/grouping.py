@@ -100,7 +100,7 @@ class Facts:
             self.before.append(before)
             written = written or mutates(node)
             # What comes after a write may read what was written: it stays where it is.
-            if not computes or written:
+            if not computes or written or not any(map(self.readers, result_tensors(node))):
                 continue
             reason = lowerable(node)
             if reason is None:
@@ -113,7 +113,7 @@ class Facts:
         return tuple(sorted(nodes, key=self.position.__getitem__))
 
     def readers(self, node: fx.Node) -> int:
-        """The nodes that read the node's memory through any views."""
+        """The nodes that read the node's memory through any views, as a bit set."""
         mask = 0
         for user in users_through_views(node):
             mask |= 1 << self.position[user]
@@ -122,13 +122,9 @@ class Facts:
     def single(self, node: fx.Node, cost: CostModel) -> Group:
         """A node as a group of its own."""
         k = self.position[node]
-        value = node.meta["val"]
-        results = [node]
-        if isinstance(value, (tuple, list)):
-            results = [user for user in node.users if user.target is operator.getitem]
         escapes = [
             (value_bytes(each.meta["val"]), elements(each.meta["val"]), self.readers(each))
-            for each in results
+            for each in result_tensors(node)
         ]
         inputs = 0
         for operand in node.all_input_nodes:

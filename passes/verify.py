@@ -25,7 +25,7 @@ def verify_graph(gm: fx.GraphModule) -> None:
         if node.op == "call_module" and node.meta.get("region"):
             _check_region(gm, node)
     called = {str(node.target) for node in gm.graph.nodes if is_region(node)}
-    held = {name for name, _ in gm.named_children() if name.startswith("region_")}
+    held = {name for name in gm._modules if name.startswith("region_")}
     if held - called:
         raise VerifyError(f"regions that nothing calls: {', '.join(sorted(held - called))}")
 

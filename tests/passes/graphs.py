@@ -34,7 +34,8 @@ def trace(fn: Callable[..., Any], *args: Any, symbolic: bool = False) -> fx.Grap
 def run(gm: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
     torch.manual_seed(1)
     with torch.no_grad():
-        found = fx.Interpreter(gm).run(*args)
+        copies = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
+        found = fx.Interpreter(gm).run(*copies)
     return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
@@ -114,3 +115,24 @@ def gpt_step(symbolic: bool = False) -> tuple[fx.GraphModule, list[torch.Tensor]
     step = with_gradients(gpt_block)
     gm = trace(lambda *flat: step(flat[0], list(flat[1:])), *leaves, symbolic=symbolic)
     return gm, [leaf.detach() for leaf in leaves]
+
+
+def text(gm: fx.GraphModule) -> str:
+    """A graph in a few lines: one per call, regions with what they hold."""
+    lines = []
+    for node in gm.graph.nodes:
+        if node.op in ("placeholder", "get_attr") or (
+            node.op == "call_function" and "getitem" in str(node.target)
+        ):
+            continue
+        if node.op == "output":
+            lines.append(f"return {', '.join(map(str, node.all_input_nodes))}")
+            continue
+        operands = ", ".join(map(str, node.args))
+        name = str(getattr(node.target, "__name__", node.target)).removesuffix(".default")
+        if node.op == "call_module":
+            inner = " ".join(targets(gm.get_submodule(str(node.target))))  # type: ignore[arg-type]
+            name, operands = "region", f"{operands}: {inner}"
+        results = [user.name for user in node.users] if name == "region" else [node.name]
+        lines.append(f"{', '.join(results)} = {name}({operands})")
+    return "\n".join(lines)
