@@ -79,9 +79,8 @@ def _parsed(entry: Mapping[str, Any], texts: Mapping[str, str]) -> Device:
     for dtype, figure in entry["peaks"].items():
         peaks[dtype] = float(figure["value"])
         keys[f"peaks.{dtype}"] = figure["source"]
-    names = ("memory_bandwidth", "memory_bytes", "launch_seconds", "cores", "cache_bytes")
-    figures = {name: _figure(entry, name, keys) for name in names}
-    figures["cores"] = int(figures["cores"])
+    names = ("memory_bandwidth", "memory_bytes", "launch_seconds", "cache_bytes", "cores")
+    bandwidth, memory, launch, cache_bytes, cores = (_figure(entry, n, keys) for n in names)
     vector = {dtype: peaks[dtype] for dtype in ("float64", "float32")}
     return Device(
         name=entry["name"],
@@ -91,7 +90,11 @@ def _parsed(entry: Mapping[str, Any], texts: Mapping[str, str]) -> Device:
         arch=entry["arch"],
         aliases=tuple(entry["aliases"]),
         sources=MappingProxyType({name: texts[key] for name, key in keys.items()}),
-        **figures,
+        memory_bandwidth=bandwidth,
+        memory_bytes=memory,
+        launch_seconds=launch,
+        cache_bytes=cache_bytes,
+        cores=int(cores),
     )
 
 

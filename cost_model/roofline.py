@@ -61,7 +61,8 @@ class CostModel:
         return self.price(work(node), read_bytes(reads(node)) + written_bytes(node))
 
     def _region(self, node: fx.Node) -> Cost:
-        module = node.graph.owning_module.get_submodule(str(node.target))
+        owner = node.graph.owning_module
+        module = getattr(owner, str(node.target))
         assert isinstance(module, fx.GraphModule)
         return self.nodes_as_region([n for n in module.graph.nodes if n.op == "call_function"])
 

@@ -72,10 +72,11 @@ def _order(node: fx.Node) -> list[int]:
     tensor = _tensor(node)
     rank = tensor.ndim if tensor is not None else 0
     order = list(range(rank))
+    given: Any = node.args[1:]
     if node.target is aten.permute.default:
-        order = [d % rank for d in node.args[1]]  # type: ignore[union-attr, operator]
+        order = [d % rank for d in given[0]]
     elif node.target is aten.transpose.int and rank:
-        a, b = node.args[1] % rank, node.args[2] % rank  # type: ignore[operator]
+        a, b = given[0] % rank, given[1] % rank
         order[a], order[b] = order[b], order[a]
     elif node.target is aten.t.default:
         order.reverse()
