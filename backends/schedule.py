@@ -16,6 +16,9 @@ from perfopt.backends.vocabulary import weight
 
 KEEP_WEIGHT = 8  # recomputing fewer simple instructions than this is cheaper than scratch
 SCRATCH_BYTES = 128 * 1024  # what one thread may keep on its stack
+TILE_VECTORS = 4  # vectors side by side in a tile
+SHORT_TILE = 8  # rows of a tile below which turning it costs more than it saves
+TILE_ROW_BYTES = 1024  # read at a stretch from every line of a turned operand
 ROW_CHUNK = 8192  # elements along the vector axis in one step of the grid
 # Bodies up to so many instructions run so many vectors at once; heavier ones fill the registers.
 _UNROLL = ((12, 4), (48, 2))
@@ -39,6 +42,8 @@ class Schedule:
     walks, `grid` the ones that threads share out. `final` are the stores of values that do not
     vary along the inner axes. `unroll` vectors are worked on at once. A vector axis outside of
     the inner loops, or long, is cut into pieces of `chunk` elements, each one step of the grid.
+    The loads `turned` are contiguous along the axis `tile` and not along the vector axis: they are
+    read and transposed by tiles of `chunk` times `tile_rows` elements.
     """
 
     lane: Axis | None
@@ -50,6 +55,9 @@ class Schedule:
     scratch: tuple[Op, ...]
     unroll: int
     chunk: int
+    tile: Axis | None = None
+    tile_rows: int = 0
+    turned: tuple[Op, ...] = ()
 
 
 def levels(kernel: Kernel) -> dict[int, int]:
@@ -64,8 +72,11 @@ def levels(kernel: Kernel) -> dict[int, int]:
 def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
     """The schedule for vectors of `lanes` elements."""
     lane = _lane(kernel, lanes)
+    tile, turned = _turned(kernel, lane)
     across = lane is not None and lane in kernel.reduction
     inner = kernel.reduction if kernel.reduction else _pointwise_inner(kernel.parallel)
+    if tile is not None and lane is not None:
+        inner = (tile, lane)
     grid = tuple(a for a in kernel.parallel if a is not lane and a not in inner)
     names = frozenset(a.name for a in inner)
     level = levels(kernel)
@@ -93,7 +104,35 @@ def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
     chunk = 0
     if lane is not None and not across and (columns or _large(lane.size)):
         chunk = unroll * lanes if columns else ROW_CHUNK
-    return Schedule(lane, across, grid, inner, stages, final, tuple(keep), unroll, chunk)
+    rows = 0
+    if tile is not None:
+        types = {b.name: BYTES[b.type] for b in kernel.buffers}
+        widest = max(types[op.buffer] for op in turned)
+        chunk, unroll = TILE_VECTORS * lanes, min(unroll, TILE_VECTORS)
+        most = SCRATCH_BYTES // (chunk * widest * len(turned))
+        rows = max(min(TILE_ROW_BYTES // widest, most) // lanes, 1) * lanes
+    return Schedule(
+        lane, across, grid, inner, stages, final, tuple(keep), unroll, chunk, tile, rows, turned
+    )
+
+
+def _turned(kernel: Kernel, lane: Axis | None) -> tuple[Axis | None, tuple[Op, ...]]:
+    """The axis along which most of the loads that jump along the vector axis are contiguous."""
+    if kernel.reduction or lane is None:
+        return None, ()
+    by_axis: dict[Axis, list[Op]] = {}
+    for op in kernel.ops:
+        if op.name != "load" or op.args or op.attr.coefficient(lane.name) in (0, 1):
+            continue
+        for axis in kernel.parallel:
+            if axis is not lane and op.attr.coefficient(axis.name) == 1:
+                by_axis.setdefault(axis, []).append(op)
+    if not by_axis:
+        return None, ()
+    tile = max(by_axis, key=lambda axis: len(by_axis[axis]))
+    if isinstance(tile.size, int) and tile.size < SHORT_TILE:
+        return None, ()
+    return tile, tuple(by_axis[tile])
 
 
 def _large(size: Size) -> bool:

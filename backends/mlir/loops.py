@@ -1,18 +1,15 @@
-"""The loops of a kernel as MLIR text, after its schedule.
+"""Loops over the inner axes of a kernel, as MLIR text.
 
-`NAME_rows` runs a range of the kernel's grid. In each step of it stand, by schedule:
-pointwise bodies, walking a piece of the vector axis; row reductions, whose vectors lie across the
-reduced axis, with several accumulators; and column reductions, where a block of columns is folded
-at once, every lane a column of its own. Every loop over vectors ends in a masked tail.
+Row reductions lie across the reduced axis, with several vectors as accumulators; every loop over
+vectors ends in a masked tail. Long sums are folded piece by piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from perfopt.backends.index import Size, product
-from perfopt.backends.ir import BLOCK, BLOCK_ROWS, Kernel, Op
+from perfopt.backends.ir import Kernel, Op
 from perfopt.backends.mlir.text import Block, Names, in_memory
 from perfopt.backends.mlir.values import Point, Values
 from perfopt.backends.schedule import Schedule, Stage, make_schedule
@@ -43,8 +40,8 @@ def _piece(size: Size, unit: int) -> int:
     return max(128, 1 << (size // unit).bit_length() // 2) * unit
 
 
-class RowsPrinter:
-    """Prints `NAME_rows` of one kernel."""
+class Loops:
+    """The loops over the inner axes of one kernel; see `rows` for the grid around them."""
 
     def __init__(self, kernel: Kernel, lanes: int, names: Names) -> None:
         self.kernel = kernel
@@ -56,146 +53,12 @@ class RowsPrinter:
         symbols = {size: f"%s{k}" for k, size in enumerate(kernel.sizes)}
         self.values = Values(kernel.buffers, symbols, self.lane, self.top)
         self.block_number = ""
+        self.tiles: dict[int, str] = {}  # where the turned loads are transposed
         self.inner = frozenset(a.name for a in self.plan.inner)
         self.vector_inside = self.lane in self.inner  # or every lane is a point of its own
         count = product(a.size for a in self.plan.inner)
         # A long sum is folded piece by piece, so that its error grows as that of a pairwise sum.
         self.long = not isinstance(count, int) or count > SUM_BLOCK
-
-    # ---- the function -----------------------------------------------------------------------
-
-    def text(self) -> str:
-        """The function."""
-        grid = Block(self.names, self.lanes)
-        self._allocate_scratch()
-        step = self._block if self.kernel.blocked else self._step
-        self._loop(grid, "%begin", "%end", self.values.size(1), [], step)
-        lines = self.top.lines + grid.lines
-        body = "\n".join("  " + line for line in lines)
-        buffers = [f"%{b.name}: !llvm.ptr {{llvm.noalias}}" for b in self.kernel.buffers]
-        sizes = [f"%s{k}: i64" for k in range(len(self.kernel.sizes))]
-        args = ", ".join([*buffers, *sizes, "%begin: i64", "%end: i64"])
-        return f"func.func private @KERNEL_rows({args}) {{\n{body}\n  return\n}}\n"
-
-    def _allocate_scratch(self) -> None:
-        columns = self.plan.unroll * self.lanes if self.plan.chunk else 1
-        count = product(a.size for a in self.plan.inner)
-        for op in self.plan.scratch:
-            assert isinstance(count, int)
-            total = self.values.size(count * columns + self.lanes)
-            self.values.scratch[op.uid] = self.top.emit(
-                f"llvm.alloca {total} x {in_memory(op.type)} {{alignment = 64 : i64}} : (i64) -> "
-                "!llvm.ptr"
-            )
-
-    def extents(self, block: Block) -> list[tuple[str, str]]:
-        """The grid's axes and how many steps each has, the vector axis' pieces last."""
-        found = [(axis.name, self.number(block, axis.size)) for axis in self.plan.grid]
-        lane, chunk = self.plan.lane, self.plan.chunk
-        if lane is not None and chunk:
-            if isinstance(lane.size, int):
-                found.append((lane.name, self.number(block, -(-lane.size // chunk))))
-            else:
-                size, most = self.number(block, lane.size), self.number(block, chunk - 1)
-                more = block.emit(f"arith.addi {size}, {most} : i64")
-                pieces = block.emit(f"arith.divui {more}, {self.number(block, chunk)} : i64")
-                found.append((lane.name, pieces))
-        return found
-
-    def steps(self, block: Block) -> str:
-        """The number of steps of the grid."""
-        total = self.number(block, 1)
-        for _, count in self.extents(block):
-            total = block.emit(f"arith.muli {total}, {count} : i64")
-        if not self.kernel.blocked:
-            return total
-        more = block.emit(f"arith.addi {total}, {self.number(block, BLOCK_ROWS - 1)} : i64")
-        return block.emit(f"arith.divui {more}, {self.number(block, BLOCK_ROWS)} : i64")
-
-    def _block(self, block: Block, step: str, carried: list[str]) -> list[str]:
-        """A block of rows, folded into partial results that start from the identity."""
-        whole = Point(block, frozenset((BLOCK,)), positions={BLOCK: step})
-        kinds = {b.name: b.fold for b in self.kernel.buffers}
-        first = []
-        for op in self.kernel.stores:
-            if op.name == "accumulate":
-                value = identity(kinds[op.buffer], op.type)
-                start = Op(-1 - len(first), "const", (), op.type, frozenset(), value)
-                first.append(replace(op, name="store", args=(start,)))
-        self._nest(block, Stage((), tuple(first), ()), [], 0, {}, whole)
-        rows = self.values.size(1)
-        for _, count in self.extents(self.top):
-            rows = self.top.emit(f"arith.muli {rows}, {count} : i64")
-        size = self.values.size(BLOCK_ROWS)
-        begin = block.emit(f"arith.muli {step}, {size} : i64")
-        end = block.emit(f"arith.addi {begin}, {size} : i64")
-        end = block.emit(f"arith.minsi {end}, {rows} : i64")
-
-        def row(inside: Block, position: str, carried: list[str]) -> list[str]:
-            self.block_number = step
-            return self._step(inside, position, carried)
-
-        self._loop(block, begin, end, self.values.size(1), [], row)
-        return carried
-
-    def number(self, block: Block, size: Size) -> str:
-        """A size as an i64 value, in any function of the kernel."""
-        return (
-            self.values.size(size)
-            if not isinstance(size, int)
-            else block.emit(f"arith.constant {size} : i64")
-        )
-
-    def _step(self, block: Block, step: str, carried: list[str]) -> list[str]:
-        """One step of the grid."""
-        positions: dict[str, str] = {}
-        extents = self.extents(self.top)
-        for number, (axis, count) in reversed(list(enumerate(extents))):
-            if number == 0:
-                positions[axis] = step
-                break
-            positions[axis] = block.emit(f"arith.remui {step}, {count} : i64")
-            step = block.emit(f"arith.divui {step}, {count} : i64")
-        start = positions.pop(self.lane, "")
-        if self.kernel.blocked:
-            positions[BLOCK] = self.block_number
-        row = Point(block, frozenset(positions), positions=positions)
-        if self.plan.chunk:
-            start = block.emit(f"arith.muli {start}, {self.values.size(self.plan.chunk)} : i64")
-        if not self.plan.lane:
-            for store in self.kernel.stores:
-                self.values.store(store, row)
-        elif self.plan.across:
-            self._row_reductions(row)
-        elif self.kernel.reduction:
-            self._columns(row, start)
-        else:
-            self._pointwise(row, start)
-        return carried
-
-    # ---- pointwise bodies and row reductions ------------------------------------------------
-
-    def _pointwise(self, row: Point, start: str) -> None:
-        if not self.plan.chunk:
-            self._nest(row.block, self.plan.stages[0], [], 0, {}, row)
-            return
-        block, lane = row.block, self.plan.inner[-1]
-        end = block.emit(f"arith.addi {start}, {self.values.size(self.plan.chunk)} : i64")
-        stop = block.emit(f"arith.minsi {end}, {self.values.size(lane.size)} : i64")
-        self._lanes(row, self.plan.stages[0], {}, start, stop, [], lane.size)
-
-    def _row_reductions(self, row: Point) -> None:
-        for stage in self._stages():
-            start = [
-                self._start(row.block, op) for op in stage.reductions for _ in self._unrolled()
-            ]
-            totals = self._nest(row.block, stage, start, 0, {}, row)
-            for number, op in enumerate(stage.reductions):
-                width = self.plan.unroll
-                parts = totals[number * width : (number + 1) * width]
-                row.values[op.uid] = self._folded(row.block, op, parts)
-        for store in self.plan.final:
-            self.values.store(store, row)
 
     def _stages(self) -> Iterator[Stage]:
         """The stages in order; those after the one that keeps a value read it from scratch."""
@@ -372,59 +235,11 @@ class RowsPrinter:
             value = Block(block.names, n, block.lines).combine(op.attr, low, high, op.type, True)
         return block.emit(f"vector.extract {value}[0] : {ty} from vector<1x{ty}>")
 
-    # ---- column reductions ------------------------------------------------------------------
-
-    def _columns(self, row: Point, start: str) -> None:
-        """A block of columns: at full width, or masked where fewer are left."""
-        size, block = self.plan.lane.size, row.block  # type: ignore[union-attr]
-        whole = isinstance(size, int) and size % self.plan.chunk == 0
-        if whole:
-            self._column_block(row, block, start, masked=False)
-            return
-        full, part = Block(self.names, self.lanes), Block(self.names, self.lanes)
-        self._column_block(row, full, start, masked=False)
-        self._column_block(row, part, start, masked=True)
-        end = block.emit(f"arith.addi {start}, {self.values.size(self.plan.chunk)} : i64")
-        fits = block.emit(f"arith.cmpi sle, {end}, {self.values.size(size)} : i64")
-        block.lines += [f"scf.if {fits} {{", *full.lines, "} else {", *part.lines, "}"]
-
-    def _column_block(self, row: Point, block: Block, start: str, masked: bool) -> None:
-        # Values of the row alone stand before the branch; what follows is of these columns.
-        self._points = []
-        for k in self._unrolled():
-            position = start
-            if k:
-                position = block.emit(
-                    f"arith.addi {start}, {self.values.size(k * self.lanes)} : i64"
-                )
-            mask = None
-            if masked:
-                mask = self._mask(block, position, self.values.size(self.plan.lane.size))  # type: ignore[union-attr]
-            column = Point(block, frozenset((self.lane,)), row, {self.lane: position}, mask)
-            self._points.append(column)
-        for stage in self._stages():
-            first = [self._start(block, op) for op in stage.reductions for _ in self._unrolled()]
-            totals = self._nest(block, stage, first, 0, {}, row)
-            for number, op in enumerate(stage.reductions):
-                for k in self._unrolled():
-                    self._points[k].values[op.uid] = totals[number * self.plan.unroll + k]
-        for store in self.plan.final:
-            for column in self._points:
-                self.values.store(store, column)
-
     def _fold_columns(
         self, block: Block, stage: Stage, at: dict[str, str], carried: list[str]
     ) -> list[str]:
-        found = list(carried)
-        for k, column in enumerate(self._points):
-            point = self._point(block, column, at, column.mask)
-            if point.scratch:
-                factor = self.values.size(self.plan.unroll * self.lanes)
-                offset = block.emit(f"arith.muli {point.scratch}, {factor} : i64")
-                shift = self.values.size(k * self.lanes)
-                point.scratch = block.emit(f"arith.addi {offset}, {shift} : i64")
-            self._work(point, stage, found, k)
-        return found
+        """One point of the inner loops where the vector axis is outside of them."""
+        raise NotImplementedError
 
     # ---- scf --------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfopt.backends.ir import Kernel
-from perfopt.backends.mlir.loops import RowsPrinter
 from perfopt.backends.mlir.math import definitions
+from perfopt.backends.mlir.rows import RowsPrinter
 from perfopt.backends.mlir.text import Block, Names
 from perfopt.backends.mlir.values import FAULT
 

@@ -199,6 +199,23 @@ class Block:
         converted = self._to_integer(x, source, wide, vector)
         return self.cast(converted, wide, type, vector)
 
+    def transposed(self, rows: list[str], memory: str) -> list[str]:
+        """As many vectors as they have elements, as the columns of a matrix."""
+        n, ty = self.lanes, f"vector<{self.lanes}x{memory}>"
+        step = n // 2
+        while step:
+            low = [j if not j & step else n + j - step for j in range(n)]
+            high = [j + step if not j & step else n + j for j in range(n)]
+            for i in range(n):
+                if not i & step:
+                    pair = f"{rows[i]}, {rows[i + step]}"
+                    rows[i], rows[i + step] = (
+                        self.emit(f"vector.shuffle {pair} {order} : {ty}, {ty}")
+                        for order in (low, high)
+                    )
+            step //= 2
+        return rows
+
     def widened(self, raw: str, memory: str, vector: bool) -> str:
         """An element as memory holds it, as the value that is computed with."""
         if memory in HALF:

@@ -48,6 +48,17 @@ class Point:
         raise KeyError(axis)
 
 
+@dataclass(frozen=True)
+class Tile:
+    """A turned piece of a buffer: rows of `width` elements from `row` and `column` on."""
+
+    base: str
+    axis: str  # the axis that its rows are numbered by
+    row: str
+    column: str
+    width: str
+
+
 class Values:
     """Computes, loads and stores the values of one kernel.
 
@@ -66,6 +77,7 @@ class Values:
         self.lanes = top.lanes
         self.top = top
         self.scratch: dict[int, str] = {}
+        self.tiles: dict[int, Tile] = {}
         self.ready: frozenset[int] = frozenset()  # what earlier stages have put in scratch
         self._integers: dict[int, str] = {}
 
@@ -234,6 +246,9 @@ class Values:
         memory, block = self.memory[op.buffer], at.block
         ty, base = in_memory(memory), f"%{op.buffer}"
         vector = self.is_vector(op)
+        if op.uid in self.tiles:
+            address = self._in_tile(self.tiles[op.uid], at, ty)
+            return block.widened(self.load_at(block, address, memory, True, None), memory, True)
         mask = at.mask if vector else None
         guard = op.args[-1] if op.name == "load_if" else None
         if guard is not None and vector:
@@ -243,18 +258,19 @@ class Values:
             raw = self._gather(block, base, self.lane_index(op.attr, at), memory, mask)
         elif vector:
             address = self.address(block, base, self.linear(op.attr, at), ty)
-            raw = self._load_at(block, address, memory, True, mask)
+            raw = self.load_at(block, address, memory, True, mask)
         else:
             offset = self.linear(op.attr, at)
             if guard is not None:  # the first element stands for those that are not there
                 condition = self.value(guard, at)
                 offset = block.select(condition, offset, self.size(0), "i64", False)
-            raw = self._load_at(block, self.address(block, base, offset, ty), memory, False, None)
+            raw = self.load_at(block, self.address(block, base, offset, ty), memory, False, None)
         return block.widened(raw, memory, vector)
 
-    def _load_at(
+    def load_at(
         self, block: Block, address: str, memory: str, vector: bool, mask: str | None
     ) -> str:
+        """A scalar or a contiguous vector, as it is in memory; 0 where masked off."""
         ty, align = in_memory(memory), BYTES[memory]
         kind = f"vector<{self.lanes}x{ty}>" if vector else ty
         if mask is None:
@@ -266,6 +282,14 @@ class Values:
             f"llvm.intr.masked.load {address}, {mask}, {zero} {{alignment = {align} : i32}} : "
             f"(!llvm.ptr, vector<{self.lanes}xi1>, {kind}) -> {kind}"
         )
+
+    def _in_tile(self, tile: Tile, at: Point, ty: str) -> str:
+        block = at.block
+        row = block.emit(f"arith.subi {at.position(tile.axis)}, {tile.row} : i64")
+        column = block.emit(f"arith.subi {at.position(self.lane)}, {tile.column} : i64")
+        start = block.emit(f"arith.muli {row}, {tile.width} : i64")
+        offset = block.emit(f"arith.addi {start}, {column} : i64")
+        return self.address(block, tile.base, offset, ty)
 
     def _gather(self, block: Block, base: str, index: str, memory: str, mask: str | None) -> str:
         n, ty = self.lanes, in_memory(memory)
@@ -297,7 +321,7 @@ class Values:
             )
             return
         address = self.address(block, base, self.linear(op.attr, at), ty)
-        self._store_at(block, address, value, memory, vector, at.mask if vector else None)
+        self.store_at(block, address, value, memory, vector, at.mask if vector else None)
 
     def _accumulated(self, op: Op, value: str, at: Point, vector: bool) -> str:
         """`value` folded into what the buffer holds."""
@@ -305,9 +329,10 @@ class Values:
         before = self._load(held, at)
         return at.block.combine(self.folds[op.buffer], value, before, op.type, vector)
 
-    def _store_at(
+    def store_at(
         self, block: Block, address: str, value: str, memory: str, vector: bool, mask: str | None
     ) -> None:
+        """Store a scalar or a contiguous vector, where the mask allows."""
         ty, align = in_memory(memory), BYTES[memory]
         kind = f"vector<{self.lanes}x{ty}>" if vector else ty
         if mask is None:
@@ -324,7 +349,7 @@ class Values:
         ty = in_memory(op.type)
         address = self.address(at.block, self.scratch[op.uid], at.scratch, ty)
         vector = self.is_vector(op)
-        raw = self._load_at(at.block, address, op.type, vector, None)
+        raw = self.load_at(at.block, address, op.type, vector, None)
         return at.block.widened(raw, op.type, vector)
 
     def keep(self, op: Op, at: Point) -> None:
@@ -332,7 +357,7 @@ class Values:
         vector = self.is_vector(op)
         value = at.block.narrowed(self.value(op, at), op.type, vector)
         address = self.address(at.block, self.scratch[op.uid], at.scratch, in_memory(op.type))
-        self._store_at(at.block, address, value, op.type, vector, None)
+        self.store_at(at.block, address, value, op.type, vector, None)
 
 
 def _zero(memory: str) -> str:

@@ -36,6 +36,8 @@ CASES: dict[str, tuple[Function, Any]] = {
     "zero-dim result": (lambda x, y: x * y, lambda: (r(()), r(()))),
     "long rows": (lambda x, y: x + y, lambda: (r(3, 20053), r(20053))),
     "heads": (lambda x: x.permute(0, 2, 1, 3).contiguous().relu(), lambda: (r(5, 37, 4, 32),)),
+    "transposed heads": (lambda x, y: x.permute(0, 2, 1) * y, lambda: (r(3, 70, 33), r(3, 33, 70))),
+    "transposed large": (lambda x, y: x.t().relu() + y, lambda: (r(131, 150), r(150, 131))),
     "transposed": (lambda x, y: x.t() + y, lambda: (r(37, 53), r(53, 37))),
     "transposed operand": (lambda x: x * 2, lambda: (r(37, 53).t(),)),
     "strided operand": (lambda x: x * 2, lambda: (r(37, 106)[:, ::2],)),
