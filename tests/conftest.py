@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import expecttest
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,17 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("perfopt")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """One flag writes every golden text anew."""
+    parser.addoption("--update-golden", action="store_true", help="write golden texts anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hand the flag to expecttest, which keeps the golden texts."""
+    if config.getoption("--update-golden"):
+        expecttest.ACCEPT = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
