@@ -94,20 +94,16 @@ class Fuse:
             return []
         careful = _Careful(facts, cost, self.max_nodes)
         careful.grow(nodes)
-        parts = [list(facts.ordered(group.nodes)) for group in careful.groups()]
-        for part in parts[1:]:
-            grouping.refusals[part[0]] = (
-                parts[0][0],
-                Refusal(
-                    "the kernel cannot be made: {why}", {"why": reason},
-                    grouping.of[part[0]].price, grouping.of[part[0]].price,
-                ),
-            )  # fmt: skip
+        whole, groups = grouping.of[nodes[0]].price, careful.groups()
+        apart = sum((group.price for group in groups), Cost())
+        for group in groups[1:]:
+            why = Refusal("the kernel cannot be made: {why}", {"why": reason}, apart, whole)
+            grouping.refusals[group.nodes[0]] = (groups[0].nodes[0], why)
         return [
             region
-            for part in parts
-            if self._wanted(part)
-            for region in self._checked(part, facts, grouping, cost)
+            for group in groups
+            if self._wanted(group.nodes)
+            for region in self._checked(group.nodes, facts, grouping, cost)
         ]
 
     def _applied(

@@ -185,7 +185,7 @@ class _Body:
         )  # fmt: skip
         with place:
             made = self.graph.create_node("placeholder", node.name, (), {}, node.name)
-        made.meta = {"val": node.meta["val"]}
+        made.meta = {"val": node.meta.get("val")}
         return made
 
 
