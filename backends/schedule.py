@@ -15,7 +15,8 @@ from perfopt.backends.ir import BYTES, MEMORY, Axis, Kernel, Op
 from perfopt.backends.vocabulary import weight
 
 KEEP_WEIGHT = 8  # recomputing fewer simple instructions than this is cheaper than scratch
-SCRATCH_BYTES = 128 * 1024  # what one thread may keep on its stack
+SCRATCH_BYTES = 128 * 1024  # what one thread may keep on its stack of a row
+COLUMN_SCRATCH_BYTES = 512 * 1024  # and of a block of columns
 TILE_VECTORS = 4  # vectors side by side in a tile
 SHORT_TILE = 8  # rows of a tile below which turning it costs more than it saves
 TILE_ROW_BYTES = 1024  # read at a stretch from every line of a turned operand
@@ -40,10 +41,12 @@ class Schedule:
     `lane` is the vector axis. With `across` it is a reduction axis and every row is folded by
     vectors; otherwise every lane holds a point of its own. `inner` are the axes that a stage
     walks, `grid` the ones that threads share out. `final` are the stores of values that do not
-    vary along the inner axes. `unroll` vectors are worked on at once. A vector axis outside of
+    vary along the inner axes. `scratch` numbers the rows of scratch that values are kept in.
+    `unroll` vectors are worked on at once. A vector axis outside of
     the inner loops, or long, is cut into pieces of `chunk` elements, each one step of the grid.
     The loads `turned` are contiguous along the axis `tile` and not along the vector axis: they are
-    read and transposed by tiles of `chunk` times `tile_rows` elements.
+    read and transposed by tiles of `chunk` times `tile_rows` elements. Without `tile`, `turned`
+    are the loads and stores of rows shorter than a vector, as many of them as it has lanes.
     """
 
     lane: Axis | None
@@ -52,7 +55,7 @@ class Schedule:
     inner: tuple[Axis, ...]
     stages: tuple[Stage, ...]
     final: tuple[Op, ...]
-    scratch: tuple[Op, ...]
+    scratch: dict[Op, int]
     unroll: int
     chunk: int
     tile: Axis | None = None
@@ -91,10 +94,12 @@ def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
         )
         for k in range(count)
     ]
-    unroll = _unroll(max(stage_weight(s) for s in plain), lane, lanes)
-    columns = kernel.reduction and not across
+    columns = bool(kernel.reduction) and not across
+    short = columns and bool(turned)
+    heaviest = max(stage_weight(s) for s in plain)
+    unroll = 1 if short else _unroll(heaviest, lane, lanes, columns)
     lanes_kept = unroll * lanes if columns else 1
-    keep = _kept(plain, names, product(a.size for a in inner) * lanes_kept)
+    keep = _kept(plain, names, product(a.size for a in inner) * lanes_kept, columns and not short)
     stages = tuple(
         Stage(s.reductions, s.stores, tuple(op for op in keep if keep[op] == k))
         for k, s in enumerate(plain)
@@ -112,14 +117,17 @@ def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
         most = SCRATCH_BYTES // (chunk * widest * len(turned))
         rows = max(min(TILE_ROW_BYTES // widest, most) // lanes, 1) * lanes
     return Schedule(
-        lane, across, grid, inner, stages, final, tuple(keep), unroll, chunk, tile, rows, turned
-    )
+        lane, across, grid, inner, stages, final, _slots(keep, plain, names), unroll, chunk, tile,
+        rows, turned,
+    )  # fmt: skip
 
 
 def _turned(kernel: Kernel, lane: Axis | None) -> tuple[Axis | None, tuple[Op, ...]]:
     """The axis along which most of the loads that jump along the vector axis are contiguous."""
-    if kernel.reduction or lane is None:
+    if lane is None:
         return None, ()
+    if kernel.reduction:
+        return None, _short_rows(kernel, lane)
     by_axis: dict[Axis, list[Op]] = {}
     for op in kernel.ops:
         if op.name != "load" or op.args or op.attr.coefficient(lane.name) in (0, 1):
@@ -133,6 +141,18 @@ def _turned(kernel: Kernel, lane: Axis | None) -> tuple[Axis | None, tuple[Op, .
     if isinstance(tile.size, int) and tile.size < SHORT_TILE:
         return None, ()
     return tile, tuple(by_axis[tile])
+
+
+def _short_rows(kernel: Kernel, lane: Axis) -> tuple[Op, ...]:
+    """The loads and stores of whole rows, one behind the other, that are shorter than a vector."""
+    (row, *more) = kernel.reduction
+    if more or lane is row or not isinstance(row.size, int):
+        return ()
+    return tuple(
+        op for op in kernel.ops
+        if op.name in ("load", "store") and op.attr.coefficient(row.name) == 1
+        and op.attr.coefficient(lane.name) == row.size and not op.attr.loaded()
+    )  # fmt: skip
 
 
 def _large(size: Size) -> bool:
@@ -149,8 +169,10 @@ def _pointwise_inner(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return inner
 
 
-def _unroll(heaviest: int, lane: Axis | None, lanes: int) -> int:
+def _unroll(heaviest: int, lane: Axis | None, lanes: int, columns: bool) -> int:
     count = next((count for limit, count in _UNROLL if heaviest <= limit), 1)
+    if columns:  # neighbours in a row of many columns come from memory together
+        count = 1
     while lane is not None and isinstance(lane.size, int) and 1 < count * lanes > lane.size:
         count //= 2
     return max(count, 1)
@@ -193,8 +215,11 @@ def _lane(kernel: Kernel, lanes: int) -> Axis | None:
     return column if contiguous(column) > contiguous(row) else row
 
 
-def _kept(stages: list[Stage], inner: frozenset[str], count: Size) -> dict[Op, int]:
-    """The values kept in scratch, with the stage that computes them."""
+def _kept(stages: list[Stage], inner: frozenset[str], count: Size, columns: bool) -> dict[Op, int]:
+    """The values kept in scratch, with the stage that computes them.
+
+    What was read along `columns` is kept too: by the next stage it has left the cache.
+    """
     if len(stages) < 2 or not isinstance(count, int):
         return {}
     first: dict[Op, int] = {}
@@ -202,13 +227,14 @@ def _kept(stages: list[Stage], inner: frozenset[str], count: Size) -> dict[Op, i
         for op in _cone(stage, inner, frozenset()):
             first.setdefault(op, number)
     keep: dict[Op, int] = {}
-    room = SCRATCH_BYTES
+    room = COLUMN_SCRATCH_BYTES if columns else SCRATCH_BYTES
     # The last values first: what is kept of them spares what they are made of.
     for op in sorted(first, key=lambda op: -op.uid):
         needed = count * BYTES[op.type]
-        if op.name in ("load", "load_if", "const", "iota", "cast", "store") or needed > room:
+        if op.name in ("const", "iota", "cast", "store") or needed > room:
             continue
-        if _weight(op, keep, inner) < KEEP_WEIGHT:
+        read = op.name in ("load", "load_if")
+        if not (read and columns) and (read or _weight(op, keep, inner) < KEEP_WEIGHT):
             continue
         later = range(first[op] + 1, len(stages))
         known = {j: frozenset(k for k in keep if keep[k] < j) for j in later}
@@ -216,6 +242,26 @@ def _kept(stages: list[Stage], inner: frozenset[str], count: Size) -> dict[Op, i
             keep[op] = first[op]
             room -= needed
     return keep
+
+
+def _slots(keep: dict[Op, int], stages: list[Stage], inner: frozenset[str]) -> dict[Op, int]:
+    """The scratch row of every kept value: that of an operand which nobody needs any more."""
+    slots: dict[Op, int] = {}
+    holder: list[Op] = []
+    for op in sorted(keep, key=lambda op: op.uid):
+        stage = keep[op]
+        for slot, other in enumerate(holder):
+            if BYTES[other.type] != BYTES[op.type] or keep[other] >= stage:
+                continue
+            later = [_cone(s, inner, frozenset(keep)) for s in stages[stage + 1 :]]
+            needs = _cone(Stage((), (op,), ()), inner, frozenset(k for k in keep if k is not op))
+            if other in needs and not any(other in cone for cone in later):
+                slots[op], holder[slot] = slot, op
+                break
+        else:
+            slots[op] = len(holder)
+            holder.append(op)
+    return slots
 
 
 def _cone(stage: Stage, inner: frozenset[str], known: frozenset[Op]) -> set[Op]:

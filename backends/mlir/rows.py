@@ -41,14 +41,20 @@ class RowsPrinter(Loops):
     def _allocate_scratch(self) -> None:
         columns = self.plan.unroll * self.lanes if self.plan.chunk else 1
         count = product(a.size for a in self.plan.inner)
-        for op in self.plan.scratch:
+        rows: dict[int, str] = {}
+        for op, number in self.plan.scratch.items():
             assert isinstance(count, int)
-            total = self.values.size(count * columns + self.lanes)
-            self.values.scratch[op.uid] = self.top.emit(
-                f"llvm.alloca {total} x {in_memory(op.type)} {{alignment = 64 : i64}} : (i64) -> "
-                "!llvm.ptr"
-            )
-        size = self.values.size(self.plan.chunk * self.plan.tile_rows)
+            if number not in rows:
+                total = self.values.size(count * columns + self.lanes)
+                rows[number] = self.top.emit(
+                    f"llvm.alloca {total} x {in_memory(op.type)} {{alignment = 64 : i64}} : "
+                    "(i64) -> !llvm.ptr"
+                )
+            self.values.scratch[op.uid] = rows[number]
+        if not self.plan.turned:
+            return
+        lines = self.plan.tile_rows or self.plan.inner[0].size
+        size = self.values.size(product((self.plan.chunk, lines)))
         for op in self.plan.turned:
             memory = in_memory(self.values.memory[op.buffer])
             self.tiles[op.uid] = self.top.emit(
@@ -261,6 +267,8 @@ class RowsPrinter(Loops):
                 mask = self._mask(block, position, self.values.size(self.plan.lane.size))  # type: ignore[union-attr]
             column = Point(block, frozenset((self.lane,)), row, {self.lane: position}, mask)
             self._points.append(column)
+        for op in self.plan.turned:
+            self._short_rows(row, block, op, start, masked)
         for stage in self._stages():
             first = [self._start(block, op) for op in stage.reductions for _ in self._unrolled()]
             totals = self._nest(block, stage, first, 0, {}, row)
@@ -270,6 +278,46 @@ class RowsPrinter(Loops):
         for store in self.plan.final:
             for column in self._points:
                 self.values.store(store, column)
+        for op in self.plan.turned:
+            if op.name == "store":
+                self._short_rows(row, block, op, start, masked, done=True)
+
+    def _short_rows(
+        self, row: Point, block: Block, op: Op, start: str, masked: bool, done: bool = False
+    ) -> None:
+        """Rows shorter than a vector between memory, where they are packed, and a tile of columns.
+
+        Loads are brought into the tile before the stages, stores out of it when they are `done`.
+        """
+        values, n, axis = self.values, self.lanes, self.plan.inner[0]
+        count, memory = int(axis.size), values.memory[op.buffer]
+        ty, zero = in_memory(memory), values.size(0)
+        base = self.tiles[op.uid]
+        values.tiles[op.uid] = Tile(base, axis.name, zero, start, values.size(n))
+        if op.name == "store" and not done:
+            return
+        first = Point(block, self.inner | {self.lane}, row, {self.lane: start, axis.name: zero})
+        flat = values.linear(op.attr, first)
+        left = ""
+        if masked:
+            rest = block.emit(f"arith.subi {values.size(self.plan.lane.size)}, {start} : i64")  # type: ignore[union-attr]
+            left = block.emit(f"arith.muli {rest}, {values.size(count)} : i64")
+        outside, inside, masks = [], [], []
+        for k in range(count):
+            here = block.emit(f"arith.addi {flat}, {values.size(k * n)} : i64")
+            outside.append(values.address(block, f"%{op.buffer}", here, ty))
+            inside.append(values.address(block, base, values.size(k * n), ty))
+            masks.append(self._mask(block, values.size(k * n), left) if masked else None)
+        sources, targets = (inside, outside) if done else (outside, inside)
+        wanted = [None] * count if done else masks
+        vectors = [
+            values.load_at(block, address, memory, True, mask)
+            for address, mask in zip(sources, wanted, strict=True)
+        ]
+        vectors = block.packed(vectors, ty) if done else block.dealt(vectors, ty)
+        allowed = masks if done else [None] * count
+        for address, vector, mask in zip(targets, vectors, allowed, strict=True):
+            values.store_at(block, address, vector, memory, True, mask)
 
     def _fold_columns(
         self, block: Block, stage: Stage, at: dict[str, str], carried: list[str]

@@ -216,6 +216,39 @@ class Block:
             step //= 2
         return rows
 
+    def dealt(self, vectors: list[str], memory: str) -> list[str]:
+        """Rows of as many elements as there are vectors, packed into them, as their columns."""
+        n, count = self.lanes, len(vectors)
+        return [
+            self._picked(vectors, [divmod(row * count + c, n) for row in range(n)], memory)
+            for c in range(count)
+        ]
+
+    def packed(self, columns: list[str], memory: str) -> list[str]:
+        """The reverse of `dealt`."""
+        n, count = self.lanes, len(columns)
+        places = [divmod(flat, count)[::-1] for flat in range(n * count)]
+        return [self._picked(columns, places[n * k : n * (k + 1)], memory) for k in range(count)]
+
+    def _picked(self, vectors: list[str], places: list[tuple[int, int]], memory: str) -> str:
+        """A vector of elements that each come from a vector, by its number, and a lane of it."""
+        n, ty = self.lanes, f"vector<{self.lanes}x{memory}>"
+        result, done = "", [False] * n
+        for number in sorted({number for number, _ in places}):
+            if not result:
+                result = vectors[number]
+                order = [lane if here == number else 0 for here, lane in places]
+                done = [here == number for here, _ in places]
+                result = self.emit(f"vector.shuffle {result}, {result} {order} : {ty}, {ty}")
+                continue
+            order = [
+                k if done[k] or here != number else n + lane
+                for k, (here, lane) in enumerate(places)
+            ]
+            done = [old or here == number for old, (here, _) in zip(done, places, strict=True)]
+            result = self.emit(f"vector.shuffle {result}, {vectors[number]} {order} : {ty}, {ty}")
+        return result
+
     def widened(self, raw: str, memory: str, vector: bool) -> str:
         """An element as memory holds it, as the value that is computed with."""
         if memory in HALF:

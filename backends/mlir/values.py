@@ -307,6 +307,11 @@ class Values:
         ty, base = in_memory(memory), f"%{op.buffer}"
         vector = self.lane in op.attr.axes()
         value = self.vector(op.args[0], at) if vector else self.value(op.args[0], at)
+        if op.uid in self.tiles:
+            address = self._in_tile(self.tiles[op.uid], at, ty)
+            value = block.narrowed(value, memory, True)
+            self.store_at(block, address, value, memory, True, None)
+            return
         if op.name == "accumulate":
             value = self._accumulated(op, value, at, vector)
         value = block.narrowed(value, memory, vector)
