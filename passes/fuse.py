@@ -110,13 +110,15 @@ class Fuse:
         self, region: Region, nodes: list[fx.Node], body: fx.GraphModule, cost: CostModel
     ) -> Decision:
         inner = [node for node in body.graph.nodes if node.op == "call_function"]
-        results = body.graph.output_node().args[0]
+        results = len(body.graph.output_node().all_input_nodes)
+        reason = "{count} operations in one kernel with {results} results"
+        copied = len(region.nodes) - len(nodes)
         return Decision(
             self.name,
             Verdict.APPLIED,
             tuple(node.name for node in region.nodes),
-            "{count} operations in one kernel with {results} results",
-            {"count": len(region.nodes), "results": len(results)},  # type: ignore[arg-type]
+            reason + ("; {copied} of them are computed in another as well" if copied else ""),
+            {"count": len(region.nodes), "results": results, "copied": copied},
             first_source_line(region.nodes),
             sum(map(cost.node, nodes), Cost()),
             cost.nodes_as_region(inner),

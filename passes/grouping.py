@@ -81,7 +81,6 @@ class Facts:
         self.position = {node: k for k, node in enumerate(self.nodes)}
         self.before: list[int] = []
         self.candidates: list[fx.Node] = []
-        self.refused: dict[fx.Node, str] = {}
         self._walk()
 
     def _walk(self) -> None:
@@ -102,11 +101,8 @@ class Facts:
             # What comes after a write may read what was written: it stays where it is.
             if not computes or written or not any(map(self.readers, result_tensors(node))):
                 continue
-            reason = lowerable(node)
-            if reason is None:
+            if lowerable(node) is None:
                 self.candidates.append(node)
-            elif node.target is not operator.getitem:
-                self.refused[node] = reason
 
     def ordered(self, nodes: Collection[fx.Node]) -> tuple[fx.Node, ...]:
         """Nodes in the order of the graph."""
