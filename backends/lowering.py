@@ -108,6 +108,10 @@ class Lowering:
         """Match up the dimensions of all nodes; raises `Unsupported`."""
         for node in self.nodes:
             self.dims[node] = self._dims(node)
+        for node, dims in self.dims.items():
+            atoms = [atom for dim in dims for atom in self.axes.resolve(dim)]
+            if len(set(atoms)) < len(atoms):  # x + x.t(), or one arange along rows and columns
+                raise Unsupported(f"two dimensions of {node} would be one axis")
         folded = {self._folded(node) for node in self.nodes if node.target in REDUCTIONS}
         # A reduction over dimensions of size 1 folds nothing and goes with any other.
         folded.discard(frozenset())

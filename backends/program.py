@@ -194,7 +194,8 @@ class _Builder:
             return
         if node.op == "get_attr":
             value = operator.attrgetter(str(node.target))(owner)
-            self.local[node] = self.writer.bind(node.name, value)
+            name = self.local[node] = self.writer.bind(node.name, value)
+            self.exact.add(name)
         elif node.op == "output":
             self._output(node)
         elif is_region(node):

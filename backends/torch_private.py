@@ -116,11 +116,11 @@ def frame_seconds(number: str) -> float | None:
     return None
 
 
-def calling_backend() -> tuple[Any, CodeType | None]:
+def calling_backend() -> tuple[Any, CodeType | None, Any]:
     """Who called the backend that is running, from the frames below it.
 
-    The object by which `torch.compile` calls its backend and the code that Dynamo compiles; None
-    for what is not found.
+    The object by which `torch.compile` calls its backend, the code that Dynamo compiles, and the
+    `self` of the method that it belongs to; None for what is not found.
     """
     owner, frame = None, sys._getframe(1).f_back
     while frame is not None:
@@ -130,9 +130,9 @@ def calling_backend() -> tuple[Any, CodeType | None]:
         elif frame.f_code.co_name == "_compile":
             code = frame.f_locals.get("code")
             if isinstance(code, CodeType):
-                return owner, code
+                return owner, code, (frame.f_locals.get("locals") or {}).get("self")
         frame = frame.f_back
-    return owner, None
+    return owner, None, None
 
 
 def backend_of(compiled: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import fx
 from perfopt.compiler import compile_graph
 from perfopt.options import OptionError, Options, switched_off
 from perfopt.pipelines import check_pipeline
+from perfopt.records import COMPILATIONS_CACHE
 
 log = logging.getLogger(__name__)
 
@@ -36,3 +37,11 @@ def backend(
     if switched_off():
         return gm.forward
     return compile_graph(gm, example_inputs, chosen)
+
+
+def _reset() -> None:
+    """Forget what was compiled; `torch.compiler.reset` calls this."""
+    COMPILATIONS_CACHE.clear()
+
+
+backend.reset = _reset  # type: ignore[attr-defined]

@@ -39,7 +39,7 @@ from perfopt.backends.torch_private import (
     split_joint,
 )
 from perfopt.cost_model.decision import Decision, Verdict
-from perfopt.disabling import mark_disabled
+from perfopt.disabling import is_disabled, mark_disabled
 from perfopt.options import Options
 from perfopt.passes.base import Level
 from perfopt.pipelines import run_passes
@@ -53,9 +53,10 @@ def compile_graph(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options
 ) -> Callable[..., Any]:
     """A callable that computes what Dynamo's graph computes, forward and backward."""
-    job = Compilation(compile_id(), options, *calling_backend())
+    owner, code, root = calling_backend()
+    job = Compilation(compile_id(), options, owner, code)
     start = time.perf_counter()
-    generate = _generates(options, example_inputs)
+    generate = _generates(options, example_inputs) and not is_disabled(root)
     gm = run_passes(job, Level.PRE, gm) if generate else gm
     compiled = compile_joint(
         gm,

@@ -15,6 +15,11 @@ DISABLED_MODULES_CACHE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The modules given to `perfopt.disable`."""
 
 
+def is_disabled(root: object) -> bool:
+    """Whether `root`, whose method is compiled, is itself a disabled module."""
+    return isinstance(root, nn.Module) and root in DISABLED_MODULES_CACHE
+
+
 def mark_disabled(gm: fx.GraphModule, patterns: Sequence[str]) -> None:
     """Mark the operations of disabled modules, forward and backward.
 

@@ -93,6 +93,11 @@ VIEWS: dict[str, Callable[[Tensor], Any]] = {
     "gather": lambda x: x.gather(1, torch.tensor([[0, 3], [1, 1]])),
     "scatter": lambda x: x.scatter_add(1, torch.tensor([[0, 3], [1, 1]]), x[:2, :2]),
     "index_put": lambda x: x.index_put((torch.tensor([0, 0]),), x[:2], accumulate=True),
+    "one_axis_twice": lambda x: (
+        x[:, :6] * 2 + x[:, :6].t(),
+        x[0][:, None] * x[0][None, :] + 1,
+        torch.arange(3)[None, :] <= torch.arange(3)[:, None],
+    ),
     "select_write": lambda x: _written(x),
 }
 
