@@ -8,6 +8,7 @@ the nodes' positions, so that a merge is weighed in microseconds.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -39,8 +40,8 @@ class Group:
     """Nodes that are to be one kernel; `mask` holds their positions, `inputs` those they read.
 
     `before` holds everything that must run earlier, `escapes` the results with their bytes, size
-    and readers, `outside` the reads that come from outside. `full` and `rows` are the elements of
-    the iteration domain, without and with the reduction done.
+    and readers, `outside` the reads that come from outside. `full` counts the elements of the
+    iteration domain, `folds` those that are left by its reductions, along rows and along columns.
     """
 
     nodes: list[fx.Node]
@@ -51,7 +52,7 @@ class Group:
     outside: dict[tuple[fx.Node, fx.Node], int]
     escapes: list[tuple[int, int, int]]  # (bytes, elements, readers)
     full: int
-    rows: int | None
+    folds: frozenset[int]
     price: Cost = field(default_factory=Cost)
 
 
@@ -125,8 +126,7 @@ class Facts:
         inputs = 0
         for operand in node.all_input_nodes:
             inputs |= 1 << self.position[root(operand)]
-        rows = max((size for _, size, _ in escapes), default=0)
-        full = rows
+        full = left = max((size for _, size, _ in escapes), default=0)
         if node.target in REDUCTIONS:
             source = node.args[0]
             assert isinstance(source, fx.Node)
@@ -134,7 +134,7 @@ class Facts:
         group = Group(
             [node], 1 << k, inputs, self.before[k] | 1 << k, work(node),
             {(source, alias): size for source, alias, size in reads(node)},
-            escapes, full, rows if node.target in REDUCTIONS else None,
+            escapes, full, frozenset((left,) if node.target in REDUCTIONS else ()),
         )  # fmt: skip
         group.price = cost.node(node)
         return group
@@ -229,30 +229,32 @@ class Grouping:
             if not mask >> self.facts.position[key[0]] & 1
         }
         escapes = [each for g in (first, second) for each in g.escapes if each[2] & ~mask]
-        full, rows = max(first.full, second.full), first.rows
-        if first.rows is None:
-            rows = second.rows
+        full, folds = max(first.full, second.full), first.folds | second.folds
         moved = read_bytes((s, a, size) for (s, a), size in outside.items())
         moved += sum(size for size, _, _ in escapes)
         both = first.work + second.work
         price = self.cost.price(both, moved)
         before = first.price + second.price
         for group in (first, second):
-            if group.rows is not None and (group.full, group.rows) != (full, rows):
+            if group.folds and group.full != full:
                 return Refusal(
-                    "a reduction of {a} elements to {b} does not fit a domain of {c} and {d}",
-                    {"a": group.full, "b": group.rows, "c": full, "d": rows or full},
-                    before, price,
+                    "a reduction of {a} elements does not fit a domain of {b}",
+                    {"a": group.full, "b": full}, before, price,
                 )  # fmt: skip
+        if len(folds) > 1 and (len(folds) > 2 or math.prod(folds) != full):
+            return Refusal(
+                "reductions of {a} elements to {b} are not those of rows and columns",
+                {"a": full, "b": ", ".join(map(str, sorted(folds)))}, before, price,
+            )  # fmt: skip
         for _, size, _ in escapes:
-            if size not in (full, rows):
+            if size != full and size not in folds:
                 return Refusal(
                     "results of {a} and {b} elements do not span the same domain",
                     {"a": size, "b": full}, before, price,
                 )  # fmt: skip
         return Group(
             first.nodes + second.nodes, mask, (first.inputs | second.inputs) & ~mask,
-            first.before | second.before, both, outside, escapes, full, rows, price,
+            first.before | second.before, both, outside, escapes, full, folds, price,
         )  # fmt: skip
 
     def _leaves_and_returns(self, made: Group) -> bool:

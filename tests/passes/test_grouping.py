@@ -47,7 +47,7 @@ def test_a_cycle_through_another_group_is_seen() -> None:
 
 
 def test_domains() -> None:
-    gm = trace(lambda x: (x.sin().sum(1), x.cos().sum(0), x[:2].exp()), X)
+    gm = trace(lambda x: (x.sin().sum(1), x.cos().sum(0), x[:2].exp(), x.sum()), X)
     grouping, nodes = start(gm)
 
     def union(one: str, other: str) -> Group | Refusal:
@@ -55,7 +55,8 @@ def test_domains() -> None:
         return grouping._union(first, second, first.mask | second.mask)
 
     assert isinstance(union("sin", "sum_1"), Group)
-    assert isinstance(union("sum_1", "sum_2"), Refusal)
+    assert isinstance(union("sum_1", "sum_2"), Group)  # rows and columns
+    assert isinstance(union("sum_1", "sum_3"), Refusal)
     assert isinstance(union("sin", "exp"), Refusal)
 
 
