@@ -31,6 +31,7 @@ class Walk(Protocol):
 
     axes: AxisMap
     builder: Builder
+    sizes: dict[str, Size]
 
     def dims_of(self, node: fx.Node) -> list[Dim]:
         """The dimensions of a node's value."""
@@ -81,15 +82,47 @@ def _parts(node: fx.Node) -> tuple[list[fx.Node], int]:
 
 def _cat_dims(work: Walk, node: fx.Node) -> list[Dim]:
     parts, dim = _parts(node)
+    alike = len({shape_of(part)[dim] for part in parts}) == 1
     first = work.dims_of(parts[0])
     for other in parts[1:]:
         for d, mine in enumerate(work.dims_of(other)):
-            if d != dim:
+            if d != dim or alike:
                 work.axes.unify(first[d], mine)
-    return [*first[:dim], work.axes.fresh(shape_of(node)[dim]), *first[dim + 1 :]]
+    # Equal parts have an axis that numbers them, so that what they are made of keeps its axes.
+    whole = work.axes.fresh(len(parts)) + first[dim] if alike else None
+    if whole is None:
+        whole = work.axes.fresh(shape_of(node)[dim])
+    return [*first[:dim], whole, *first[dim + 1 :]]
 
 
 def _cat(work: Walk, node: fx.Node, at: Position) -> Op:
+    parts, dim = _parts(node)
+    sizes = {shape_of(part)[dim] for part in parts}
+    if len(sizes) == 1:
+        try:
+            number, inside = at[dim].divided(sizes.pop(), work.sizes)
+        except Unsupported:  # not read along the axes that it was made of
+            return _cat_by_place(work, node, at)
+        return _cat_by_number(work, node, number, (*at[:dim], inside, *at[dim + 1 :]))
+    return _cat_by_place(work, node, at)
+
+
+def _cat_by_number(work: Walk, node: fx.Node, number: Index, at: Position) -> Op:
+    """Equal parts, of which `number` says the one to read."""
+    parts, _ = _parts(node)
+    b, dtype = work.builder, node.meta["val"].dtype
+    which = b.op("iota", (), "i64", number)
+    result: Op | None = None
+    for k, part in reversed([*enumerate(parts)]):
+        here = b.op("eq", (which, b.const(k, "i64")), "i1")
+        with work.guarded(here):
+            value: Op = convert(b, work.value(part, at), dtype)
+        result = value if result is None else b.op("select", (here, value, result), value.type)
+    assert result is not None
+    return result
+
+
+def _cat_by_place(work: Walk, node: fx.Node, at: Position) -> Op:
     parts, dim = _parts(node)
     b, dtype = work.builder, node.meta["val"].dtype
     place = b.op("iota", (), "i64", at[dim])
