@@ -116,7 +116,7 @@ def _sign(b: Builder, node: fx.Node, a: list[Any]) -> Op:
 
 
 def _relu(b: Builder, node: fx.Node, a: list[Any]) -> Op:
-    return a[0] if a[0].type == "u8" else maximum(b, a[0], b.const(0, a[0].type))
+    return a[0] if a[0].type == "u8" else _bounded(b, a[0], b.const(0, a[0].type), "lt")
 
 
 def _square(b: Builder, node: fx.Node, a: list[Any]) -> Op:
@@ -266,8 +266,15 @@ def _clamp(b: Builder, node: fx.Node, a: list[Any]) -> Op:
     low = a[1] if len(a) > 1 else None
     high = a[2] if len(a) > 2 else None
     if low is not None:
-        x = maximum(b, x, low)
-    return x if high is None else minimum(b, x, high)
+        x = _bounded(b, x, low, "lt")
+    return x if high is None else _bounded(b, x, high, "gt")
+
+
+def _bounded(b: Builder, x: Op, bound: Op, beyond: str) -> Op:
+    """`x` unless it lies beyond the bound: -0.0 and NaN stay as they are, as in eager."""
+    if bound.name == "const" and bound.attr == bound.attr:
+        return b.op("select", (b.op(beyond, (x, bound), "i1"), bound, x), x.type)
+    return maximum(b, x, bound) if beyond == "lt" else minimum(b, x, bound)
 
 
 def _where(b: Builder, node: fx.Node, a: list[Any]) -> Op:

@@ -49,8 +49,9 @@ kernel bias(in0: f32, in1: f32, out0: f32) over [a0=n0 a1=n1]
   %1 = load in1[a1] : f32  [a1]
   %2 = add %0, %1 : f32  [a0 a1]
   %3 = const 0 : f32
-  %4 = max %2, %3 : f32  [a0 a1]
-  store out0[n1*a0 + a1], %4
+  %4 = lt %2, %3 : i1  [a0 a1]
+  %5 = select %4, %3, %2 : f32  [a0 a1]
+  store out0[n1*a0 + a1], %5
 """,
         )
 
