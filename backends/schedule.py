@@ -8,8 +8,10 @@ it in a scratch row. The vector axis (the lane) is the one that makes the most b
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from perfopt.backends.domain import as_number
 from perfopt.backends.index import Size, product
 from perfopt.backends.ir import BYTES, MEMORY, Axis, Kernel, Op
 from perfopt.backends.vocabulary import weight
@@ -75,7 +77,7 @@ def levels(kernel: Kernel) -> dict[int, int]:
 def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
     """The schedule for vectors of `lanes` elements."""
     lane = _lane(kernel, lanes)
-    tile, turned = _turned(kernel, lane)
+    tile, turned = _turned(kernel, lane, lanes)
     across = lane is not None and lane in kernel.reduction
     inner = kernel.reduction if kernel.reduction else _pointwise_inner(kernel.parallel)
     if tile is not None and lane is not None:
@@ -122,12 +124,12 @@ def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
     )  # fmt: skip
 
 
-def _turned(kernel: Kernel, lane: Axis | None) -> tuple[Axis | None, tuple[Op, ...]]:
+def _turned(kernel: Kernel, lane: Axis | None, lanes: int) -> tuple[Axis | None, tuple[Op, ...]]:
     """The axis along which most of the loads that jump along the vector axis are contiguous."""
     if lane is None:
         return None, ()
     if kernel.reduction:
-        return None, _short_rows(kernel, lane)
+        return None, _short_rows(kernel, lane, lanes)
     by_axis: dict[Axis, list[Op]] = {}
     for op in kernel.ops:
         if op.name != "load" or op.args or op.attr.coefficient(lane.name) in (0, 1):
@@ -143,10 +145,10 @@ def _turned(kernel: Kernel, lane: Axis | None) -> tuple[Axis | None, tuple[Op, .
     return tile, tuple(by_axis[tile])
 
 
-def _short_rows(kernel: Kernel, lane: Axis) -> tuple[Op, ...]:
+def _short_rows(kernel: Kernel, lane: Axis, lanes: int) -> tuple[Op, ...]:
     """The loads and stores of whole rows, one behind the other, that are shorter than a vector."""
     (row, *more) = kernel.reduction
-    if more or lane is row or not isinstance(row.size, int):
+    if more or lane is row or not isinstance(row.size, int) or row.size >= lanes:
         return ()
     return tuple(
         op for op in kernel.ops
@@ -193,12 +195,14 @@ def stage_weight(stage: Stage) -> int:
 def _lane(kernel: Kernel, lanes: int) -> Axis | None:
     """The axis along which the most bytes are contiguous; short rows go across themselves."""
     types = {b.name: b.type for b in kernel.buffers}
+    sizes = {name: as_number(size) for name, size in kernel.axis_sizes().items()}
 
     def contiguous(axis: Axis) -> int:
         total = 0
         for op in kernel.ops:
             if op.name in MEMORY and op.attr.coefficient(axis.name) == 1:
-                total += BYTES[types[op.buffer]]
+                elements = math.prod(sizes[name] for name in op.attr.axes() if name in sizes)
+                total += BYTES[types[op.buffer]] * elements
         return total
 
     if not kernel.reduction:
