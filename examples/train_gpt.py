@@ -258,15 +258,20 @@ def graphs(compiled: Contender) -> Table:
     return table
 
 
-def decisions(compiled: Contender, rows: int = 5) -> Table:
-    """The decisions that save most by the cost model's prediction, with the model's line."""
-    best = sorted(perfopt.report(compiled.run).decisions, key=lambda each: -each.seconds_saved)
-    table = Table("saves us", "pass", "decision", "line")
-    table.columns[0].justify = "right"
-    for each in best[:rows]:
+def decisions(compiled: Contender, rows: int = 6) -> Table:
+    """The decisions that save most by the cost model's prediction; equal ones are added up."""
+    saved: dict[tuple[str, str, str], list[float]] = {}
+    for each in perfopt.report(compiled.run).decisions:
         if each.seconds_saved > 0:
-            saved = f"{each.seconds_saved * 1e6:.1f}"
-            table.add_row(saved, each.pass_name, Text(each.text()), each.source)
+            saved.setdefault((each.pass_name, each.text(), each.source), []).append(
+                each.seconds_saved
+            )
+    table = Table("predicted to save us", "times", "pass", "decision", "line")
+    for column in table.columns[:2]:
+        column.justify = "right"
+    best = sorted(saved.items(), key=lambda item: -sum(item[1]))
+    for (name, text, line), seconds in best[:rows]:
+        table.add_row(f"{sum(seconds) * 1e6:.0f}", str(len(seconds)), name, Text(text), line)
     return table
 
 
