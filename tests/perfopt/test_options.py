@@ -115,6 +115,18 @@ def test_limit_counts_over_all_graphs() -> None:
     assert applied[0] == 0 and applied[1] == 1 and applied[2] > 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_exact_rounding_rounds_where_eager_does(dtype: torch.dtype) -> None:
+    def chain(x: Tensor, y: Tensor) -> Tensor:
+        return ((x * 2.3 + y) * x - y / 3).relu() * y + x.float().sum(-1, keepdim=True).to(x.dtype)
+
+    x, y = torch.randn(33, 40).to(dtype), torch.randn(33, 40).to(dtype)
+    exact = perfopt.compile(chain, exact_rounding=True)
+    assert torch.equal(exact(x, y), chain(x, y))
+    assert perfopt.report(exact).kernels > 0
+    compare(chain, [x, y], perfopt.compile(chain))
+
+
 def test_dump_writes_graphs_and_programs(tmp_path: Path) -> None:
     compiled = perfopt.compile(network, dump=str(tmp_path / "dump"))
     compiled(torch.randn(4, requires_grad=True)).sum().backward()
