@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ Target = TypeVar("Target", bound=Callable[..., Any])
 Module = TypeVar("Module", bound=nn.Module)
 
 
+@overload
 def compile(
     model: Target,
     *,
@@ -24,18 +25,38 @@ def compile(
     fullgraph: bool = False,
     dynamic: bool | None = None,
     **options: Any,
-) -> Target:
+) -> Target: ...
+
+
+@overload
+def compile(
+    model: None = None,
+    *,
+    mode: str | None = None,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    **options: Any,
+) -> Callable[[Target], Target]: ...
+
+
+def compile(
+    model: Any = None,
+    *,
+    mode: str | None = None,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    **options: Any,
+) -> Any:
     """`torch.compile` with this backend, and with options that are checked at once.
 
     `mode` and `options` are those of `perfopt.Options`; raises `perfopt.OptionError`. `fullgraph`
-    and `dynamic` are torch.compile's own.
+    and `dynamic` are torch.compile's own. Without a model it returns a decorator.
     """
     check_pipeline(Options.from_user(mode, options))
     given = dict(options) if mode is None else {"mode": mode, **options}
-    compiled: Any = torch.compile(
+    return torch.compile(
         model, backend=backend, fullgraph=fullgraph, dynamic=dynamic, options=given or None
     )
-    return compiled
 
 
 def disable(module: Module) -> Module:

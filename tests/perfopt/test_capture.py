@@ -129,6 +129,14 @@ def test_results_are_not_reused_by_the_next_call() -> None:
     assert torch.equal(first, kept)
 
 
+def test_changing_a_result_that_backward_needs_is_noticed() -> None:
+    for function in (torch.sigmoid, compiled(lambda x: (x * 2).softmax(-1))):
+        y = function(torch.randn(3, 4, requires_grad=True))
+        y.mul_(3)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
 def test_tied_weights() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -99,6 +99,16 @@ def test_modes_arrive_alone_and_among_options() -> None:
         assert "aten.gelu_backward.default" in report.library_calls
 
 
+def test_compile_as_a_decorator() -> None:
+    @perfopt.compile(fullgraph=True, limit=2)
+    def function(x: Tensor) -> Tensor:
+        return network(x)
+
+    compare(network, [torch.randn(4, requires_grad=True)], function)
+    with pytest.raises(perfopt.OptionError):
+        perfopt.compile(verifi=True)
+
+
 def test_limit_counts_over_all_graphs() -> None:
     def two(x: Tensor) -> Tensor:
         y = F.gelu(x + 1)
