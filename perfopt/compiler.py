@@ -30,6 +30,7 @@ from perfopt.backends.decompositions import decompositions
 from perfopt.backends.index import Unsupported
 from perfopt.backends.ir import Kernel
 from perfopt.backends.lower import lower_region
+from perfopt.backends.mlir.compile import compile_kernels
 from perfopt.backends.program import build_program
 from perfopt.backends.region import LoweredRegion, is_region, region_graph
 from perfopt.backends.torch_private import (
@@ -168,8 +169,6 @@ def _compile(
     every = [kernel for group in kernels.values() for kernel in group]
     if not every:
         return {}
-    from perfopt.backends.mlir.compile import compile_kernels
-
     try:
         return compile_kernels(every)
     except Exception:

@@ -37,8 +37,9 @@ def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_compile", wrong)
     with pytest.raises(VerificationError) as caught:
         perfopt.compile(network, verify=True)(torch.full((5, 9), 2.0))
-    for words in ("region_0 of inference 0/0", "test_verify.py:", "float64"):
-        assert words in str(caught.value)
+    text = str(caught.value)
+    assert "region_0 of inference 0/0" in text and "test_verify.py:" in text
+    assert "off float64" in text or "unlike eager's" in text  # what the memory held before
 
 
 def tensor(*values: float) -> Tensor:
