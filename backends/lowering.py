@@ -224,6 +224,15 @@ class Lowering:
         finally:
             self.guard = b.guard = outer
 
+    @contextmanager
+    def _unguarded(self) -> Iterator[None]:
+        """Within it no guard holds: a reduction folds its whole domain, wherever it is read."""
+        outer, self.guard, self.builder.guard = self.guard, None, None
+        try:
+            yield
+        finally:
+            self.guard = self.builder.guard = outer
+
     def _load(self, node: fx.Node, at: Position) -> Op:
         tensor = tensor_of(node)
         if node not in self.inputs:
@@ -238,7 +247,8 @@ class Lowering:
         if target in VIEWS:
             return self.value(self._source(node), VIEWS[target].source(node, at, self.sizes))
         if target in REDUCTIONS:
-            return self._reduction(node, at, 0)
+            with self._unguarded():
+                return self._reduction(node, at, 0)
         if target is operator.getitem:
             return self._item(node, at)
         if target in _GENERATORS:
@@ -320,7 +330,8 @@ class Lowering:
         producer, number = self._source(node), node.args[1]
         if producer.target not in _PAIRS or producer not in self.members:
             raise Unsupported(f"an item of {producer.target}")
-        return self._reduction(producer, at, int(number))  # type: ignore[arg-type]
+        with self._unguarded():
+            return self._reduction(producer, at, int(number))  # type: ignore[arg-type]
 
     # ---- reductions -------------------------------------------------------------------------
 
