@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+AVX512_LANES = 16  # f32 vectors of so many elements exist on machines with AVX-512 only
 _INTEGER = {"f32": "i32", "f64": "i64"}
 _FLOAT = {"i32": "f32", "i64": "f64"}
 
@@ -84,6 +85,10 @@ class V:
         """The largest integer that is not larger."""
         return self.maker.emit(f"math.floor {self.name}", self.kind)
 
+    def round(self) -> V:
+        """The nearest integer, the even one of two."""
+        return self.maker.emit(f"math.roundeven {self.name}", self.kind)
+
     def copysign(self, sign: V) -> V:
         """The magnitude with the sign of another value."""
         return self.maker.emit(f"math.copysign {self.name}, {sign.name}", self.kind)
@@ -100,6 +105,10 @@ class V:
 
     def __gt__(self, other: V | float) -> V:
         return self._compare("ogt", other)
+
+    def less_or_nan(self, number: float) -> V:
+        """Whether the value is smaller, or NaN."""
+        return self._compare("ult", number)
 
     def equals(self, number: float) -> V:
         """Whether the value is this number."""
@@ -234,6 +243,37 @@ class Maker:
         for factor in reversed(factors[:-1]):
             result = self.fma(result, x, factor)
         return result
+
+    def scaled(self, p: V, k: V) -> V:
+        """`p` times 2 to the integer `k`, in f32; rounded once where the result is denormal."""
+        if self.lanes == AVX512_LANES:
+            return self._scaled_avx512(p, k)
+        number = self._whole(k)
+        half = number >> 1  # in two steps, of which none overflows
+        for part in (half, number - half):
+            p = p * ((part << 23) + self.integer(0x3F800000, "i32")).floats()
+        return p
+
+    def scaled_little(self, p: V, k: V) -> V:
+        """As `scaled`, for `p` around 1 and magnitudes of `k` below 126."""
+        if self.lanes == AVX512_LANES:
+            return self._scaled_avx512(p, k)
+        return p * ((self._whole(k) << 23) + self.integer(0x3F800000, "i32")).floats()
+
+    def _whole(self, k: V) -> V:
+        return (k + 1.5 * 2**23).bits() - self.integer(0x4B400000, "i32")
+
+    def _scaled_avx512(self, p: V, k: V) -> V:
+        ty = self.type("f32")
+        if "scalef" not in self.known:
+            self.lines.append("%lanes = llvm.mlir.constant(-1 : i16) : i16")
+            self.lines.append("%mode = llvm.mlir.constant(4 : i32) : i32")
+            self.known["scalef"] = p
+        return self.emit_as(
+            f'llvm.call_intrinsic "llvm.x86.avx512.mask.scalef.ps.512"({p.name}, {k.name}, '
+            f"{p.name}, %lanes, %mode) : ({ty}, {ty}, {ty}, i16, i32) -> {ty}",
+            "f32",
+        )
 
     def by_lane(self, function: str, args: Sequence[V]) -> V:
         """A function of the C library, called for every lane."""

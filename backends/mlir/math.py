@@ -16,18 +16,18 @@ from perfopt.backends.mlir.expressions import Maker, V
 
 LN2, LOG2E, PI = math.log(2), 1 / math.log(2), math.pi
 LN2_HIGH, LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6
-SHIFTER32, SHIFTER64 = 1.5 * 2**23, 1.5 * 2**52  # adding them rounds to an integer in the low bits
+SHIFTER64 = 1.5 * 2**52  # adding it rounds to an integer in the low bits
 
 _EXP32 = (1.0, 1.0, 0.4999999305, 0.1666651479, 0.04166845678, 0.00836941886, 0.001381314515)
-_EXP2_32 = (1.0, 0.6931472172, 0.2402265292, 0.05550306274, 0.009617674421, 0.001340818351,
-            0.0001559870659)  # fmt: skip
+_EXP2_32 = (1.000000076, 0.693146954, 0.2402209838, 0.05550725535, 0.009676688193,
+            0.00132753232)  # fmt: skip
 _LOG32 = (0.3333331254, -0.2500000952, 0.2000212341, -0.16668005, 0.1421945374, -0.1240534342,
           0.1188869586, -0.1167749712, 0.06747709938)  # fmt: skip
-_ERF32 = (0.1283791666, -0.3761263319, 0.1128368719, -0.02685894153, 0.005199906702,
-          -0.0008130012841, 8.31677541e-5)  # fmt: skip
-# -log2(erfc(x)) for x from 0.92 to 4
-_ERFC_LOG2 = (-0.0002352751465, 1.629449964, 0.9139611958, 0.1558918994, -0.03596683146,
-              0.005873121368, -0.0005799828675, 2.194730408e-5, 6.585345296e-7)  # fmt: skip
+_ERF32 = (0.12837915, -0.3761249646, 0.1128184596, -0.02676772011, 0.004994830596,
+          -0.0005999407198)  # fmt: skip
+# log2(erfc(x)) for x from 0.84 to 4
+_LOG2_ERFC = (-0.0001354931123, -1.627514627, -0.9181849093, -0.1509072936, 0.03254259435,
+              -0.00451233052, 0.0002953470999)  # fmt: skip
 _TANH32 = (-0.3333327806, 0.1333133104, -0.05373000972, 0.02060618347, -0.00566698347)
 _EXP64 = (1.0, 1.0, 0.4999999999999814911, 0.16666666666607011547, 0.04166666666825816551,
           0.0083333333731698725729, 0.0013888888493327318035, 0.00019841181812231749201,
@@ -56,21 +56,11 @@ _ERFC64 = (1.2329951186120604199, -0.13962111720652515993, 0.0153796549675993255
 # ---- f32 ----------------------------------------------------------------------------------------
 
 
-def _scaled32(m: Maker, p: V, shifted: V) -> V:
-    """`p` times 2 to the integer in the low bits of `shifted`, in two steps: none overflows."""
-    k = shifted.bits() - m.integer(0x4B400000, "i32")
-    half = k >> 1
-    for part in (half, k - half):
-        p = p * ((part << 23) + m.integer(0x3F800000, "i32")).floats()
-    return p
-
-
 def _exp32(m: Maker, x: V) -> V:
     x = x.at_least(-104.0).at_most(89.0)
-    shifted = m.fma(x, LOG2E, SHIFTER32)
-    k = shifted - SHIFTER32
+    k = (x * LOG2E).round()
     r = m.fma(k, -LN2_LOW, m.fma(k, -LN2_HIGH, x))
-    return _scaled32(m, m.polynomial(r, _EXP32), shifted)
+    return m.scaled(m.polynomial(r, _EXP32), k)
 
 
 def _log32(m: Maker, x: V) -> V:
@@ -92,24 +82,20 @@ def _erf32(m: Maker, x: V) -> V:
     a = x.abs()
     square = x * x
     near = m.fma(x, m.polynomial(square, _ERF32), x)
-    q = -m.polynomial(a.at_most(4.0), _ERFC_LOG2)
-    shifted = q + SHIFTER32
-    p = m.polynomial(q - (shifted - SHIFTER32), _EXP2_32)
-    scale = ((shifted.bits() << 23) + m.integer(0x3F800000, "i32")).floats()
-    far = m.fma(p, -scale, 1.0).copysign(x)
-    return (a < 0.92).select(near, far)
+    q = m.polynomial(a.at_most(4.0), _LOG2_ERFC)
+    k = q.round()
+    far = (1.0 - m.scaled_little(m.polynomial(q - k, _EXP2_32), k)).copysign(x)
+    return a.less_or_nan(0.92).select(near, far)
 
 
 def _tanh32(m: Maker, x: V) -> V:
     a = x.abs().at_most(9.2)
     square = x * x
     near = m.fma(x * square, m.polynomial(square, _TANH32), x)
-    shifted = m.fma(a, 2 * LOG2E, SHIFTER32)
-    k = shifted - SHIFTER32
+    k = (a * (2 * LOG2E)).round()
     r = m.fma(k, -LN2_LOW, m.fma(k, -LN2_HIGH, a + a))
-    scale = ((shifted.bits() << 23) + m.integer(0x3F800000, "i32")).floats()
-    far = 1.0 - 2.0 / m.fma(m.polynomial(r, _EXP32), scale, 1.0)
-    return (a < 0.625).select(near, far.copysign(x))
+    far = 1.0 - 2.0 / (m.scaled_little(m.polynomial(r, _EXP32), k) + 1.0)
+    return a.less_or_nan(0.625).select(near, far.copysign(x))
 
 
 def _sigmoid32(m: Maker, x: V) -> V:
