@@ -31,20 +31,23 @@ def verify_region(
     """
     with torch.no_grad():
         eager = graph(*args)
-        exact = _Double(graph).run(*(_double(arg) for arg in args))
+        double = _Double(graph, garbage_collect_values=False)
+        exact = double.run(*(_double(arg) for arg in args))
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     for node, ours, theirs, true in zip(output.args[0], outputs, eager, exact, strict=True):
-        problem = difference(ours, theirs, true)
+        scale = max((_size(double.env.get(arg)) for arg in node.all_input_nodes), default=0.0)
+        problem = difference(ours, theirs, true, scale)
         if problem:
             where = source_line(node) or "an unknown line"
             raise VerificationError(f"{name} of {program}: {node.name} ({where}) {problem}")
 
 
-def difference(ours: Tensor, eager: Tensor, exact: Tensor) -> str:
+def difference(ours: Tensor, eager: Tensor, exact: Tensor, scale: float = 0.0) -> str:
     """How `ours` differs from `eager` by more than rounding, judged by `exact`; "" if it does not.
 
     Floating-point values may be twice as far from float64 as eager's, and some units in the last
-    place of the largest value; NaN and infinities must be where eager has them. Others must equal
+    place of the largest value, or of `scale` (what the values were computed from, where a sum
+    cancels); NaN and infinities must be where eager has them. Others must equal
     eager's or float64's: a comparison may fall to either side where rounding decides it.
     """
     if (ours.dtype, ours.shape) != (eager.dtype, eager.shape):
@@ -68,7 +71,7 @@ def difference(ours: Tensor, eager: Tensor, exact: Tensor) -> str:
     true = torch.where(true.isfinite(), true, theirs)
     off = _greatest((mine - true).abs()[finite])
     eager_off = _greatest((theirs - true).abs()[finite])
-    unit = torch.finfo(ours.dtype).eps * max(_greatest(true.abs()[finite]), 1e-30)
+    unit = torch.finfo(ours.dtype).eps * max(_greatest(true.abs()[finite]), scale, 1e-30)
     if off <= 2 * eager_off + SLACK * unit:
         return ""
     return f"is {off:.3g} off float64, eager is {eager_off:.3g} off"
@@ -77,6 +80,13 @@ def difference(ours: Tensor, eager: Tensor, exact: Tensor) -> str:
 def _overflow(mine: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
     """Where eager overflowed between two operations and float64 did not."""
     return mine.isfinite() & exact.isfinite() & (exact.abs() <= torch.finfo(dtype).max)
+
+
+def _size(value: Any) -> float:
+    """The largest finite absolute value of a floating-point tensor; 0.0 for anything else."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return 0.0
+    return _greatest(value.abs()[value.isfinite()])
 
 
 def _greatest(x: Tensor) -> float:

@@ -21,8 +21,11 @@ def compiled(function: Any, **options: Any) -> Any:
     return perfopt.compile(function, fullgraph=True, **options)
 
 
-def same(ours: Any, eager: Any, exact: Any) -> None:
-    """Assert that results differ by rounding alone; `exact` is eager's result in float64."""
+def same(ours: Any, eager: Any, exact: Any, scale: float = 0.0) -> None:
+    """Assert that results differ by rounding alone; `exact` is eager's result in float64.
+
+    `scale` is the size of what a result may have cancelled from.
+    """
     flat_ours, spec = tree_flatten(ours)
     flat_eager, eager_spec = tree_flatten(eager)
     flat_exact, _ = tree_flatten(exact)
@@ -31,7 +34,7 @@ def same(ours: Any, eager: Any, exact: Any) -> None:
         if not isinstance(a, Tensor):
             assert a == b, f"result {i}"
             continue
-        problem = difference(a.detach(), b.detach(), c.detach())
+        problem = difference(a.detach(), b.detach(), c.detach(), scale)
         assert not problem, f"result {i} {problem}"
         assert a.requires_grad == b.requires_grad, f"result {i}"
 
@@ -51,12 +54,14 @@ def run(function: Function, inputs: Sequence[Any], weights: Sequence[Tensor] = (
     return outputs, [torch.zeros(()) if g is None else g.contiguous() for g in grads]
 
 
-def compare(function: Function, inputs: Sequence[Any], ours: Function | None = None) -> None:
+def compare(
+    function: Function, inputs: Sequence[Any], ours: Function | None = None, scale: float = 0.0
+) -> None:
     """Assert that perfopt and eager agree on `function`, outputs and gradients."""
     eager = run(function, inputs)
     exact = run(function, tree_map(_double, list(inputs)))
     ours = compiled(function) if ours is None else ours
-    same(run(ours, inputs), eager, exact)
+    same(run(ours, inputs), eager, exact, scale)
 
 
 def compare_module(module: nn.Module, inputs: Sequence[Any], ours: Function | None = None) -> None:

@@ -85,4 +85,4 @@ def test_random_graph(steps: list[Step], outputs: int, shape: tuple[int, int], s
     torch.compiler.reset()
     generator = torch.Generator().manual_seed(seed)
     a, b = (torch.randn(shape, generator=generator).requires_grad_() for _ in range(2))
-    compare(build(steps, outputs), [a, b])
+    compare(build(steps, outputs), [a, b], scale=4.0)
