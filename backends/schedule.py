@@ -257,7 +257,11 @@ def _slots(keep: dict[Op, int], stages: list[Stage], inner: frozenset[str]) -> d
         for slot, other in enumerate(holder):
             if BYTES[other.type] != BYTES[op.type] or keep[other] >= stage:
                 continue
-            later = [_cone(s, inner, frozenset(keep)) for s in stages[stage + 1 :]]
+            later = [
+                # A stage still needs the operands of what it is the one to keep.
+                _cone(stages[j], inner, frozenset(k for k in keep if keep[k] < j))
+                for j in range(stage + 1, len(stages))
+            ]
             needs = _cone(Stage((), (op,), ()), inner, frozenset(k for k in keep if k is not op))
             if other in needs and not any(other in cone for cone in later):
                 slots[op], holder[slot] = slot, op

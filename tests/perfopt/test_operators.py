@@ -12,6 +12,11 @@ from torch.nn import functional as F
 
 from tests.perfopt.comparing import compare
 
+
+def _spread(x: Tensor) -> Tensor:
+    return x.sum(1, keepdim=True) * 0.1 + x
+
+
 POINTWISE: dict[str, Callable[[Tensor], Any]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -64,6 +69,7 @@ REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "normalize": F.normalize,
     "sum": lambda x: (x.sum(), x.sum(0), x.sum(-1, keepdim=True), x.sum((0, 1))),
     "mean_var": lambda x: (x.mean(0), x.var(-1), x.std(), torch.var_mean(x, 1, correction=0)),
+    "sum_of_softmax_less_gelu": lambda x: _spread(F.gelu(x).softmax(-1) - F.gelu(x)),
     "extremes": lambda x: (x.amax(-1), x.amin(0), x.max(), x.argmax(-1), x.max(1).values),
     "norms": lambda x: (x.norm(), x.norm(dim=1), x.norm(p=1, dim=0)),
     "logsumexp": lambda x: x.logsumexp(1),
