@@ -102,6 +102,17 @@ def floor_div(size: int | sympy.Expr, by: int) -> int | sympy.Expr:
     return size // by if isinstance(size, int) else FloorDiv(size, sympy.Integer(by))
 
 
+def onednn_linear() -> Any:
+    """The operator of oneDNN's linear layer, or None where torch has no oneDNN.
+
+    Called as (input, weight, bias, attribute, scalars, algorithm) on f32 matrices.
+    """
+    packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if packet is None or not torch.backends.mkldnn.is_available():
+        return None
+    return packet.default
+
+
 def compile_id() -> str:
     """Dynamo's number of the frame being compiled, as in its logs; "" outside of one."""
     current = CompileContext.current_compile_id()

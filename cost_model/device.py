@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 
+ONEDNN = "float32/onednn"  # f32 products by oneDNN, where they are faster than ATen's own
 Kind = Literal["gpu", "cpu"]
 # What a core does where no datasheet is asked: see `host_device`.
 _CLOCK = 3.0e9  # cycles per second under vector load
@@ -131,6 +133,16 @@ def device_named(name: str) -> Device:
     raise UnknownDeviceError(f"unknown device {name!r}{hint}; known: {allowed}")
 
 
+@cache
+def _maker() -> str:
+    """The vendor that the CPU names, or "" where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
 def host_device(threads: int | None = None) -> Device:
     """The CPU that this process runs on, with `threads` (default: torch's) of its cores.
 
@@ -141,16 +153,20 @@ def host_device(threads: int | None = None) -> Device:
     capability = torch.backends.cpu.get_cpu_capability()
     bits = _VECTOR_BITS.get(capability, 128)
     single = threads * _CLOCK * _PIPES * 2 * bits / 32
+    peaks = {"float64": single / 2, "float32": single}
+    if bits == 512 and _maker() != "GenuineIntel":
+        # MKL, which multiplies for ATen, takes its AVX2 code on CPUs of other makers.
+        peaks = {"float64": single / 4, "float32": single / 2, ONEDNN: single}
     memory = min(threads * _CORE_BANDWIDTH, _SOCKET_BANDWIDTH)
     rates = MappingProxyType({"float64": single / 2, "float32": single})
-    sources = dict.fromkeys(("peaks.float64", "peaks.float32"), f"{capability} at 3 GHz, 2 pipes")
+    sources = {f"peaks.{name}": f"{capability} at 3 GHz, 2 pipes" for name in peaks}
     sources |= dict.fromkeys(
         ("memory_bandwidth", "cache_bandwidth", "cache_bytes", "launch_seconds"), "round figure"
     )
     return Device(
         name=f"cpu ({capability}, {threads} thread{'s' if threads > 1 else ''})",
         kind="cpu",
-        peaks=rates,
+        peaks=MappingProxyType(peaks),
         vector=rates,
         memory_bandwidth=memory,
         memory_bytes=float(64 << 30),

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from perfopt.cost_model.device import ONEDNN
 from perfopt.cost_model.traffic import elements, hint, is_view
 
 aten = torch.ops.aten
@@ -116,6 +117,7 @@ def _attention(products: int) -> Callable[[fx.Node], float]:
 
 
 _PRODUCTS: dict[str, Callable[[fx.Node], float]] = {
+    "_linear_pointwise": lambda n: 2.0 * prod(_shape(n)) * _shape(n.args[0])[-1],
     "mm": lambda n: _mm(n, n.args[0], n.args[1]),
     "bmm": lambda n: _mm(n, n.args[0], n.args[1]),
     "addmm": lambda n: _mm(n, n.args[1], n.args[2]),
@@ -166,6 +168,8 @@ def work(node: fx.Node) -> Work:
         operand = next(iter(node.all_input_nodes), node)
         source = _dtype(operand)
         matrix = "float8" if source.startswith("float8") else dtype
+        if name == "_linear_pointwise":
+            matrix = ONEDNN
         return Work(matrix=_PRODUCTS[name](node), matrix_dtype=matrix)
     if name in _MOVES:
         return Work()

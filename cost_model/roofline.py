@@ -9,14 +9,17 @@ floor: good for comparing two ways to do the same thing on one device, which is 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from torch import fx
 
 from perfopt.cost_model.cost import Bound, Cost
-from perfopt.cost_model.device import Device
+from perfopt.cost_model.device import ONEDNN, Device
 from perfopt.cost_model.liveness import peak_bytes
 from perfopt.cost_model.ops import Work, work
 from perfopt.cost_model.traffic import is_view, read_bytes, reads, region_bytes, written_bytes
+
+ONEDNN_CALL = 9e-6  # seconds by which a call of oneDNN's linear is longer than one of ATen's mm
 
 
 class CostModel:
@@ -58,7 +61,11 @@ class CostModel:
             return self._region(node)
         if node.op != "call_function" or is_view(node) or not _on_device(node):
             return Cost()
-        return self.price(work(node), read_bytes(reads(node)) + written_bytes(node))
+        done = work(node)
+        price = self.price(done, read_bytes(reads(node)) + written_bytes(node))
+        if done.matrix_dtype == ONEDNN:
+            price = replace(price, seconds=price.seconds + ONEDNN_CALL)
+        return price
 
     def _region(self, node: fx.Node) -> Cost:
         owner = node.graph.owning_module

@@ -23,10 +23,11 @@ from perfopt.passes.canonicalize import Canonicalize
 from perfopt.passes.cse import Cse
 from perfopt.passes.dce import Dce
 from perfopt.passes.fuse import Fuse
+from perfopt.passes.gemm import Gemm
 from perfopt.passes.verify import verify_change
 
-PASSES: dict[str, type[Any]] = {each.name: each for each in (Canonicalize, Cse, Dce, Fuse)}
-DEFAULT = "pre() | joint(canonicalize,cse,dce) | graph(fuse)"
+PASSES: dict[str, type[Any]] = {each.name: each for each in (Canonicalize, Cse, Dce, Gemm, Fuse)}
+DEFAULT = "pre() | joint(canonicalize,cse,dce) | graph(gemm,fuse)"
 _TOKEN = re.compile(r"\s*(?:([A-Za-z_][\w]*)|([-+]?[\d.]+(?:[eE][-+]?\d+)?|'[^']*'|\S))")
 
 

@@ -255,6 +255,8 @@ class RowsPrinter(Loops):
 
     def _column_block(self, row: Point, block: Block, start: str, masked: bool) -> None:
         # Values of the row alone stand before the branch; what follows is of these columns.
+        assert self.plan.lane is not None
+        stop = self.values.size(self.plan.lane.size)
         self._points = []
         for k in self._unrolled():
             position = start
@@ -264,7 +266,7 @@ class RowsPrinter(Loops):
                 )
             mask = None
             if masked:
-                mask = self._mask(block, position, self.values.size(self.plan.lane.size))  # type: ignore[union-attr]
+                mask = self._mask(block, position, stop)
             column = Point(block, frozenset((self.lane,)), row, {self.lane: position}, mask)
             self._points.append(column)
         for op in self.plan.turned:
@@ -300,7 +302,8 @@ class RowsPrinter(Loops):
         flat = values.linear(op.attr, first)
         left = ""
         if masked:
-            rest = block.emit(f"arith.subi {values.size(self.plan.lane.size)}, {start} : i64")  # type: ignore[union-attr]
+            assert self.plan.lane is not None
+            rest = block.emit(f"arith.subi {values.size(self.plan.lane.size)}, {start} : i64")
             left = block.emit(f"arith.muli {rest}, {values.size(count)} : i64")
         outside, inside, masks = [], [], []
         for k in range(count):

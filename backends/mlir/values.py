@@ -120,7 +120,11 @@ class Values:
     def _sum(self, at: Point, total: str, terms: list[tuple[object, Size]], const: Size) -> str:
         block = at.block
         for term, coefficient in terms:
-            value = at.position(term) if isinstance(term, str) else self.value(term, at)  # type: ignore[arg-type]
+            if isinstance(term, str):
+                value = at.position(term)
+            else:
+                assert isinstance(term, Op)
+                value = self.value(term, at)
             if coefficient != 1:
                 value = block.emit(f"arith.muli {value}, {self.size(coefficient)} : i64")
             total = block.emit(f"arith.addi {total}, {value} : i64") if total else value

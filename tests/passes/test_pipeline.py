@@ -96,7 +96,7 @@ def test_the_default_pipeline_keeps_a_training_step_and_the_ledger() -> None:
     result = run_pipeline(gm, [*pipeline.joint, *pipeline.graph], prices(), strict=True)
     assert [node.name for node in gm.graph.nodes] == before
     assert_same(gm, result.graph, args)
-    assert [step.text for step in result.history] == ["canonicalize", "cse", "dce", "fuse"]
+    assert [step.text for step in result.history] == ["canonicalize", "cse", "dce", "gemm", "fuse"]
     saved = prices().graph(gm).seconds - prices().graph(result.graph).seconds
     assert saved > 0
     assert sum(d.seconds_saved for d in result.decisions) == pytest.approx(saved, rel=1e-9)
