@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
+from typing import cast as typed
 
 import torch
 from torch import fx
@@ -71,10 +72,11 @@ def _moved(at: Position, dim: int, by: Size) -> Position:
 
 
 def _parts(node: fx.Node) -> tuple[list[fx.Node], int]:
-    parts = [part for part in node.args[0] if shape_of(part) != (0,)]  # type: ignore[union-attr]
+    """What is joined, without empty tensors, and along which dimension."""
     given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     dim = axis_of(given, len(shape_of(node)))
-    parts = [part for part in parts if shape_of(part)[dim] != 0]
+    listed = typed(list[fx.Node], node.args[0])
+    parts = [p for p in listed if shape_of(p) != (0,) and shape_of(p)[dim] != 0]
     if not parts:
         raise Unsupported("joining nothing")
     return parts, dim

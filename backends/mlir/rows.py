@@ -92,7 +92,7 @@ class RowsPrinter(Loops):
         """A block of rows, folded into partial results that start from the identity."""
         whole = Point(block, frozenset((BLOCK,)), positions={BLOCK: step})
         kinds = {b.name: b.fold for b in self.kernel.buffers}
-        first = []
+        first: list[Op] = []
         for op in self.kernel.stores:
             if op.name == "accumulate":
                 value = identity(kinds[op.buffer], op.type)
