@@ -63,7 +63,10 @@ def split_columns(
     rows = make_kernel(
         f"{name}_rows", [*buffers, *partial], [*first, *made], sizes, reduction, columns
     )
-    finish = _finishing([s for s in stores if s.uid in late], folds, partial, place)
+    last = [store for store in stores if store.uid in late]
+    if any(not store.attr.axes() <= reduction for store in last):
+        raise Unsupported("what was summed over columns meets the rows again")
+    finish = _finishing(last, folds, partial, place)
     sizes = {**sizes, BLOCK: blocks}
     kernel = make_kernel(
         f"{name}_columns", [*buffers, *partial], finish, sizes, frozenset((BLOCK,))

@@ -213,6 +213,8 @@ def _lane(kernel: Kernel, lanes: int) -> Axis | None:
     column = kernel.parallel[-1] if kernel.parallel else None
     if column is None:
         return row
+    if any(op.name == "reduce" and column.name not in op.space for op in kernel.ops):
+        return row  # its result belongs to all columns: it is folded once
     short = isinstance(row.size, int) and row.size < lanes
     if short and not (isinstance(column.size, int) and column.size < lanes):
         return column

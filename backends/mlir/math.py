@@ -95,7 +95,7 @@ def _tanh32(m: Maker, x: V) -> V:
     k = (a * (2 * LOG2E)).round()
     r = m.fma(k, -LN2_LOW, m.fma(k, -LN2_HIGH, a + a))
     far = 1.0 - 2.0 / (m.scaled_little(m.polynomial(r, _EXP32), k) + 1.0)
-    return a.less_or_nan(0.625).select(near, far.copysign(x))
+    return a.less_or_nan(0.625).select(near, far).copysign(x)  # -0.0 too
 
 
 def _sigmoid32(m: Maker, x: V) -> V:
@@ -183,7 +183,7 @@ def _sine_and_cosine(m: Maker, x: V) -> tuple[V, V, V]:
     r = m.fma(k, -6.123233995736766e-17, m.fma(k, -PI / 2, x))
     r = k.equals(0.0).select(x, r)  # keeps the sign of zero
     u = r * r
-    sine = m.fma(r * u, m.polynomial(u, _SIN64), r)
+    sine = r * m.fma(u, m.polynomial(u, _SIN64), 1.0)  # a product keeps -0.0
     cosine = m.fma(u * u, m.polynomial(u, _COS64), m.fma(u, -0.5, 1.0))
     return sine, cosine, shifted.bits()
 
@@ -293,6 +293,8 @@ _WIDE: dict[str, Callable[..., V]] = {
     "acosh": _acosh, "atanh": _atanh, "erfc": _erfc, "pow": _pow, "atan2": _atan2, "hypot": _hypot,
 }  # fmt: skip
 FUNCTIONS = frozenset(_FAST) | frozenset(_WIDE)
+# Internal too, or the engine compiles a copy and a wrapper of every function besides.
+_INLINED = '{llvm.linkage = #llvm.linkage<internal>, passthrough = ["alwaysinline"]}'
 BINARY = frozenset({"pow", "atan2", "hypot", "fmod"})
 # Units in the last place, in f32; 1 for what is computed in f64 and rounded.
 ULP = dict.fromkeys(_WIDE, 1.0) | dict.fromkeys(_FAST, 2.0) | {"fmod": 0.0}
@@ -335,7 +337,7 @@ def definitions(wanted: Iterable[tuple[str, str]]) -> str:
         body = "".join(f"  {line}\n" for line in m.lines)
         parts.append(
             f"func.func private @{function_name(name, type)}({given}) -> {type} attributes "
-            f'{{passthrough = ["alwaysinline"]}} {{\n{body}  return {result.name} : {type}\n}}\n'
+            f"{_INLINED} {{\n{body}  return {result.name} : {type}\n}}\n"
         )
     declared = []
     for call in sorted(library):

@@ -148,6 +148,9 @@ CASES: dict[str, tuple[Function, Any]] = {
     "column extremes behind a softmax": (
         lambda x: (torch.softmax(x, -1), torch.softmax(x, -1).amax(0)), lambda: (r(150, 40),),
     ),
+    "sums of which one has no columns": (
+        lambda x, y: (x * y[:, None]).sum(0) * y.sum(), lambda: (r(50, 40), r(50)),
+    ),
     "bias gradient": (
         lambda d, x: ((d * x).relu(), (d * x).sum(0)), lambda: (r(99, 40), r(99, 40)),
     ),
@@ -257,6 +260,12 @@ def test_the_place_of_nan_is_found_first() -> None:
     x[1, 17] = x[1, 30] = float("nan")
     got = generated(lambda a: (a.argmax(-1), a.argmin(-1)), x)
     assert torch.equal(got[0], x.argmax(-1)) and torch.equal(got[1], x.argmin(-1))
+
+
+def test_column_sums_that_meet_rows_again_are_refused() -> None:
+    gm = traced(lambda x: (x.sum(1), x * x.sum(0)), r(9, 5))
+    with pytest.raises(Unsupported, match="meets the rows again"):
+        lower_region("region", gm)
 
 
 def test_results_that_share_elements_are_refused() -> None:
