@@ -20,7 +20,7 @@ from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.utils import get_compilation_metrics
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import CompileContext
+from torch._guards import CompileContext, TracingContext
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -46,9 +46,18 @@ def compile_joint(
     The compilers get functional ATen graphs and return boxed callables. `partition` parts the
     joint graph of training. `donate` lets the backward graph overwrite what was saved for it.
     """
+
+    def first(part: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        # Without donation torch leaves the list unset, and takes that for a list of some at any
+        # later backward pass that keeps its graph.
+        context = TracingContext.try_get()
+        if not donate and context is not None and context.fw_metadata is not None:
+            context.fw_metadata.bw_donated_idxs = []
+        return forward(part, inputs)
+
     with functorch_config.patch(donated_buffer=donate):
         return aot_autograd(
-            fw_compiler=forward,
+            fw_compiler=first,
             bw_compiler=backward,
             inference_compiler=inference,
             partition_fn=partition,

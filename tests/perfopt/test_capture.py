@@ -237,6 +237,17 @@ def test_retain_graph() -> None:
     torch.testing.assert_close(x.grad, 2 * once)
 
 
+def test_retain_graph_after_a_backward_that_did_not() -> None:
+    ours = compiled(network)
+    x = torch.randn(3, 5, requires_grad=True)
+    ours(x).sum().backward()
+    loss = ours(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    once = torch.autograd.grad(network(x).sum(), x)[0]
+    torch.testing.assert_close(x.grad, 3 * once)
+
+
 def test_donated_buffers_refuse_retain_graph_and_are_right_otherwise() -> None:
     ours = compiled(network, donate=True)
     x = torch.randn(3, 5, requires_grad=True)
