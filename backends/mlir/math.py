@@ -21,6 +21,8 @@ SHIFTER64 = 1.5 * 2**52  # adding it rounds to an integer in the low bits
 _EXP32 = (1.0, 1.0, 0.4999999305, 0.1666651479, 0.04166845678, 0.00836941886, 0.001381314515)
 _EXP2_32 = (1.000000076, 0.693146954, 0.2402209838, 0.05550725535, 0.009676688193,
             0.00132753232)  # fmt: skip
+_EXP2_LONG32 = (1.0, 0.6931472172, 0.2402265292, 0.05550306274, 0.009617674421, 0.001340818351,
+                0.0001559870659)  # fmt: skip
 _LOG32 = (0.3333331254, -0.2500000952, 0.2000212341, -0.16668005, 0.1421945374, -0.1240534342,
           0.1188869586, -0.1167749712, 0.06747709938)  # fmt: skip
 _ERF32 = (0.12837915, -0.3761249646, 0.1128184596, -0.02676772011, 0.004994830596,
@@ -61,6 +63,12 @@ def _exp32(m: Maker, x: V) -> V:
     k = (x * LOG2E).round()
     r = m.fma(k, -LN2_LOW, m.fma(k, -LN2_HIGH, x))
     return m.scaled(m.polynomial(r, _EXP32), k)
+
+
+def _exp2_32(m: Maker, x: V) -> V:
+    x = x.at_least(-151.0).at_most(129.0)
+    k = x.round()
+    return m.scaled(m.polynomial(x - k, _EXP2_LONG32), k)
 
 
 def _log32(m: Maker, x: V) -> V:
@@ -280,11 +288,11 @@ def _hypot(m: Maker, x: V, y: V) -> V:
 
 
 _FAST: dict[str, Callable[..., V]] = {
-    "exp": _exp32, "log": _log32, "erf": _erf32, "tanh": _tanh32, "sigmoid": _sigmoid32,
+    "exp": _exp32, "exp2": _exp2_32, "log": _log32, "erf": _erf32, "tanh": _tanh32, "sigmoid": _sigmoid32,
     "rsqrt": lambda m, x: 1.0 / x.sqrt(), "fmod": lambda m, x, y: m.by_lane("fmodf", [x, y]),
 }  # fmt: skip
 _WIDE: dict[str, Callable[..., V]] = {
-    "exp2": lambda m, x: _exp64(m, x * LN2), "expm1": _expm1, "log1p": _log1p,
+    "expm1": _expm1, "log1p": _log1p,
     "log2": lambda m, x: _log64(m, x) * LOG2E,
     "log10": lambda m, x: _log64(m, x) * (1 / math.log(10)),
     "sin": _angle(lambda m, x: _turned(m, x, 0), "sin"),
