@@ -16,6 +16,8 @@ from perfopt.backends.index import Index, Size, Unsupported, product
 from perfopt.backends.ir import BLOCK, BLOCK_ROWS, Buffer, Builder, Kernel, Op
 from perfopt.backends.torch_private import floor_div
 
+SHORT_ROW = 16  # elements of a row below which most of a vector would be idle
+
 
 @dataclass(frozen=True)
 class Scratch:
@@ -110,3 +112,27 @@ def _finishing(
         args = tuple(new[arg.uid] for arg in op.args)
         new[op.uid] = b.op(op.name, args, op.type, attr, op.buffer)
     return [new[store.uid] for store in stores]
+
+
+def in_blocks(kernel: Kernel) -> bool:
+    """Whether a kernel that sums over columns alone does better by blocks of rows.
+
+    It does where rows lie one behind the other in memory: then it reads and writes in that order.
+    """
+    if not kernel.reduction or not kernel.parallel:
+        return False
+    width = product(axis.size for axis in kernel.parallel)
+    if isinstance(width, int) and width < SHORT_ROW:
+        return False
+    names = frozenset(axis.name for axis in kernel.reduction)
+    folded: set[int] = set()
+    for op in kernel.ops:
+        if any(arg.uid in folded for arg in op.args):
+            if op.name == "reduce" or op.space & names:
+                return False  # what was summed meets the rows again
+            folded.add(op.uid)
+        elif op.name == "reduce":
+            folded.add(op.uid)
+    lane = kernel.parallel[-1].name
+    reads = [op.attr for op in kernel.ops if op.name == "load" and op.space & names]
+    return all(index.coefficient(lane) == 1 for index in reads)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import fx
 
 from perfopt.backends import aten_pointwise as pw
 from perfopt.backends.axes import AxisMap, Dim, axis_name
-from perfopt.backends.columns import Scratch, split_columns
+from perfopt.backends.columns import Scratch, in_blocks, split_columns
 from perfopt.backends.domain import make_kernel
 from perfopt.backends.index import Index, Size, Unsupported, as_size, flatten, product
 from perfopt.backends.ir import HALF, TYPES, Buffer, Builder, Kernel, Op, compute_type
@@ -75,7 +75,7 @@ def reduced_dims(node: fx.Node) -> tuple[list[int], bool]:
     assert isinstance(source, fx.Node)
     rank = len(shape_of(source))
     given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    if given is None or given == []:
+    if given is None or given == [] or rank == 0:
         given = list(range(rank))
     listed = given if isinstance(given, (list, tuple)) else [given]
     keep = node.kwargs.get("keepdim", False)
@@ -88,7 +88,10 @@ def reduced_dims(node: fx.Node) -> tuple[list[int], bool]:
 class Lowering:
     """One walk over the nodes of a region; see the module."""
 
-    def __init__(self, nodes: Sequence[fx.Node], exact_rounding: bool = False) -> None:
+    def __init__(
+        self, nodes: Sequence[fx.Node], exact_rounding: bool = False, blocks: bool = False
+    ) -> None:
+        self.blocks = blocks  # a reduction is one over columns, block by block
         self.nodes = list(nodes)
         self.members = set(nodes)
         self.exact = exact_rounding
@@ -133,6 +136,8 @@ class Lowering:
             raise Unsupported("reductions over different dimensions")
         if len(folded) < 2:
             self.reduction = folded[0] if folded else frozenset()
+            if self.blocks:
+                self.columns, self.reduction = self.reduction, frozenset()
             return
         needed: set[fx.Node] = set()
         for node in reversed(self.nodes):
@@ -431,9 +436,23 @@ def build_kernels(
     exact_rounding: bool = False,
 ) -> LoweredNodes:
     """The kernels that compute `outputs` (default: what is used outside); raises `Unsupported`."""
-    work = Lowering(nodes, exact_rounding)
-    work.find_axes()
     outputs = outputs_of(nodes) if outputs is None else list(outputs)
+    made = _build(name, nodes, outputs, exact_rounding)
+    if len(made.kernels) == 1 and in_blocks(made.kernels[0]):
+        with suppress(Unsupported):
+            return _build(name, nodes, outputs, exact_rounding, blocks=True)
+    return made
+
+
+def _build(
+    name: str,
+    nodes: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    exact_rounding: bool,
+    blocks: bool = False,
+) -> LoweredNodes:
+    work = Lowering(nodes, exact_rounding, blocks)
+    work.find_axes()
     if not outputs:
         raise Unsupported("nothing is computed")
     stores: list[Op] = []
@@ -459,6 +478,9 @@ def build_kernels(
     buffers = reads + buffers
     scratch: list[Scratch] = []
     if work.columns:
+        if blocks:
+            spanned = frozenset().union(*(store.attr.axes() | store.space for store in stores))
+            work.reduction = spanned - work.columns
         kernels, scratch = split_columns(
             name, buffers, stores, work.sizes, work.reduction, work.columns
         )

@@ -288,8 +288,9 @@ def _hypot(m: Maker, x: V, y: V) -> V:
 
 
 _FAST: dict[str, Callable[..., V]] = {
-    "exp": _exp32, "exp2": _exp2_32, "log": _log32, "erf": _erf32, "tanh": _tanh32, "sigmoid": _sigmoid32,
-    "rsqrt": lambda m, x: 1.0 / x.sqrt(), "fmod": lambda m, x, y: m.by_lane("fmodf", [x, y]),
+    "exp": _exp32, "exp2": _exp2_32, "log": _log32, "erf": _erf32, "tanh": _tanh32,
+    "sigmoid": _sigmoid32, "rsqrt": lambda m, x: 1.0 / x.sqrt(),
+    "fmod": lambda m, x, y: m.by_lane("fmodf", [x, y]),
 }  # fmt: skip
 _WIDE: dict[str, Callable[..., V]] = {
     "expm1": _expm1, "log1p": _log1p,
