@@ -104,11 +104,13 @@ def contender(function: Callable[..., Tensor], backend: str) -> Callable[..., Te
     return own if backend == EAGER else torch.compile(own, backend=backend, fullgraph=True)
 
 
-def error(result: Tensor, exact: Tensor) -> float:
+def error(result: Any, exact: Any) -> float:
     """The greatest distance from `exact` (float64), over the greatest finite magnitude in it.
 
-    Infinite where the two do not hold NaN at the same places.
+    Infinite where the two do not hold NaN at the same places. Of tuples, the worst.
     """
+    if isinstance(result, tuple):
+        return max(error(one, other) for one, other in zip(result, exact, strict=True))
     if not torch.equal(result.isnan(), exact.isnan()):
         return float("inf")
     scale = exact.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30)
@@ -123,7 +125,7 @@ def check(functions: Mapping[str, Callable[..., Tensor]], inputs: Sequence[Tenso
     spoilt = inputs[0].clone()
     spoilt.view(-1)[:: spoilt.numel() // 7] = float("nan")
     for each in (tuple(inputs), (spoilt, *inputs[1:])):
-        exact = functions[EAGER](*(tensor.double() for tensor in each))
+        exact = functions[EAGER](*(x.double() if x.is_floating_point() else x for x in each))
         errors = {name: error(function(*each), exact) for name, function in functions.items()}
         allowed = max(4 * errors[EAGER], 4 * torch.finfo(inputs[0].dtype).eps)
         for name, found in errors.items():

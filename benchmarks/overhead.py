@@ -26,11 +26,11 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     size = args.size
-    inputs = (*torch.randn(2, size, size), *torch.randn(2, size))
     pairs = [(INDUCTOR, args.backend), (EAGER, args.backend)]
     rows = []
     for name in ("gelu(x+b)*y", "softmax"):
         function = REGIONS[name].function
+        inputs = REGIONS[name].inputs(torch.randn, size, size)
         with torch.no_grad():
             seconds = time_function(function, inputs, args.backend, args.samples, args.calls)
         rows.append(compare.row(f"{name} {size}x{size}", seconds, pairs, 1.0))

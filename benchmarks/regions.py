@@ -2,9 +2,11 @@
 
     python -m benchmarks.regions
     python -m benchmarks.regions --only softmax,swiglu --samples 301 --json regions.json
+    python -m benchmarks.regions --dtype bfloat16 --threads 2
 
-Float32 (4096, 1024) on one thread unless told otherwise. The ratio is Inductor's time over
-perfopt's: above 1.0, perfopt is faster.
+Float32 on one thread unless told otherwise. The ratio is Inductor's time over perfopt's: above
+1.0, perfopt is faster. `--rows` and `--columns` are the size of the first six regions; the others
+have the sizes that their lines say.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,56 +26,116 @@ from benchmarks import compare
 from benchmarks.compare import EAGER, INDUCTOR
 
 
-def gelu_mul(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def gelu_mul(x: Tensor, bias: Tensor, y: Tensor) -> Tensor:
     """A biased GELU times a gate."""
     return F.gelu(x + bias) * y
 
 
-def softmax(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def softmax(x: Tensor) -> Tensor:
     """Softmax over the rows."""
     return torch.softmax(x, -1)
 
 
-def layer_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Layer norm over the rows, with weight and bias."""
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
 
-def rms_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """RMS norm over the rows, written out as many models do."""
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * weight
 
 
-def swiglu(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def swiglu(x: Tensor, y: Tensor) -> Tensor:
     """SiLU times a gate."""
     return F.silu(x) * y
 
 
-def tanh_gelu(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def tanh_gelu(x: Tensor) -> Tensor:
     """GELU by its tanh formula."""
     return F.gelu(x, approximate="tanh")
 
 
+def layer_norm_backward(d: Tensor, x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of a layer norm to its input, weight and bias."""
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
+    scale = torch.rsqrt(variance + 1e-5)
+    grads = torch.ops.aten.native_layer_norm_backward(
+        d, x, x.shape[-1:], mean, scale, w, b, [True, True, True]
+    )
+    return tuple(grads)
+
+
+def column_sum(x: Tensor) -> Tensor:
+    """The sum of squares of every column."""
+    return (x * x).sum(0)
+
+
+def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    """Mean cross entropy over classes."""
+    return F.cross_entropy(x, target)
+
+
+def masked_softmax(x: Tensor, mask: Tensor) -> Tensor:
+    """Scaled softmax of attention scores with a mask."""
+    return torch.softmax(x.masked_fill(mask, -1e9) * 0.125, -1)
+
+
+def softmax_of_columns(x: Tensor) -> Tensor:
+    """Softmax over the first dimension."""
+    return torch.softmax(x, 0)
+
+
+def transposed_gelu(x: Tensor, y: Tensor) -> Tensor:
+    """A GELU of a transposed operand plus another that is not."""
+    return F.gelu(x.t()) + y
+
+
+Inputs = Callable[[Callable[..., Tensor], int, int], tuple[Any, ...]]
+
+
 @dataclass(frozen=True)
 class Region:
-    """A function of (x, y, weight, bias) and the least ratio to Inductor that it is held to."""
+    """A function, its inputs by (random, rows, columns), and the ratio to Inductor held to."""
 
-    function: Callable[..., Tensor]
+    function: Callable[..., Any]
     target: float
+    inputs: Inputs
+
+
+def _mask(*shape: int) -> Tensor:
+    return torch.rand(shape) < 0.5
 
 
 REGIONS = {
-    "gelu(x+b)*y": Region(gelu_mul, 1.2),
-    "softmax": Region(softmax, 1.6),
-    "layer_norm": Region(layer_norm, 1.2),
-    "rms_norm": Region(rms_norm, 1.0),
-    "swiglu": Region(swiglu, 1.1),
-    "tanh_gelu": Region(tanh_gelu, 3.0),
+    "gelu(x+b)*y": Region(gelu_mul, 1.2, lambda r, n, m: (r(n, m), r(m), r(n, m))),
+    "softmax": Region(softmax, 1.6, lambda r, n, m: (r(n, m),)),
+    "layer_norm": Region(layer_norm, 1.2, lambda r, n, m: (r(n, m), r(m), r(m))),
+    "rms_norm": Region(rms_norm, 1.0, lambda r, n, m: (r(n, m), r(m))),
+    "swiglu": Region(swiglu, 1.1, lambda r, n, m: (r(n, m), r(n, m))),
+    "tanh_gelu": Region(tanh_gelu, 3.0, lambda r, n, m: (r(n, m),)),
+    "layer_norm_backward": Region(
+        layer_norm_backward, 3.0, lambda r, n, m: (r(4096, 1024), r(4096, 1024), r(1024), r(1024))
+    ),
+    "column_sum_4096x1024": Region(column_sum, 5.0, lambda r, n, m: (r(4096, 1024),)),
+    "cross_entropy_2048x16000": Region(
+        cross_entropy, 1.1, lambda r, n, m: (r(2048, 16000), torch.randint(16000, (2048,)))
+    ),
+    "masked_softmax_64x256x256": Region(
+        masked_softmax, 4.0, lambda r, n, m: (r(64, 256, 256), _mask(64, 256, 256))
+    ),
+    "softmax_500000x7": Region(softmax, 2.5, lambda r, n, m: (r(500_000, 7),)),
+    "softmax_of_columns_1024x4096": Region(
+        softmax_of_columns, 2.0, lambda r, n, m: (r(1024, 4096),)
+    ),
+    "transposed_gelu_2048x2048": Region(
+        transposed_gelu, 2.0, lambda r, n, m: (r(2048, 2048), r(2048, 2048))
+    ),
 }
 
 
 def time_function(
-    function: Callable[..., Tensor],
+    function: Callable[..., Any],
     inputs: Sequence[Tensor],
     backend: str,
     samples: int,
@@ -101,14 +164,12 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     dtype = getattr(torch, args.dtype)
-    x, y = torch.randn(2, args.rows, args.columns, dtype=dtype)
-    weight, bias = torch.randn(2, args.columns, dtype=dtype)
     pairs = [(INDUCTOR, args.backend), (EAGER, args.backend)]
     rows = []
     for name in names:
         region = REGIONS[name]
         with torch.no_grad():
-            inputs = (x, y, weight, bias)
+            inputs = region.inputs(partial(torch.randn, dtype=dtype), args.rows, args.columns)
             seconds = time_function(region.function, inputs, args.backend, args.samples)
         rows.append(compare.row(name, seconds, pairs, region.target))
     compare.show(rows, "us", args)
