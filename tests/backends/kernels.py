@@ -32,7 +32,8 @@ def traced(function: Function, *args: torch.Tensor, dynamic: bool = False) -> fx
     return gm
 
 
-def _symbols(gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> dict[sympy.Expr, int]:
+def symbols_of(gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> dict[sympy.Expr, int]:
+    """The values of a dynamic graph's symbols for these arguments."""
     found: dict[sympy.Expr, int] = {}
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     for node, arg in zip(placeholders, args, strict=True):
@@ -76,4 +77,4 @@ def generated(
     gm = traced(function, *args, dynamic=dynamic)
     lowered = lower_region("region", gm)
     entries = compile_kernels(lowered.kernels, lanes)
-    return launch(lowered, entries, args, _symbols(gm, args))
+    return launch(lowered, entries, args, symbols_of(gm, args))

@@ -1,0 +1,205 @@
+"""Three hundred random graphs, fused by the default passes: every kernel beside its eager graph.
+
+Each region's kernel is given what eager computes up to there, and is judged by float64: it may be
+four times as far from it as eager is, or as float64 itself gets when every value of the region is
+off by a rounding, so that no chaos in the graph is mistaken for a fault of its kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx
+
+from perfopt.backends.lower import Lowered, lower_region
+from perfopt.backends.mlir.compile import compile_kernels
+from perfopt.backends.region import is_region, region_graph
+from perfopt.passes.base import Level
+from perfopt.passes.pipeline import DEFAULT, parse_pipeline, run_pipeline
+from perfopt.pipelines import cost_model
+from tests.backends.kernels import launch, symbols_of, traced
+from tests.backends.random_graphs import (
+    DTYPES,
+    LAYOUTS,
+    NARROWED,
+    Step,
+    accepted,
+    function_of,
+    make_input,
+    narrowed,
+)
+
+aten = torch.ops.aten
+SAMPLES = 4
+ULPS = 8.0
+
+
+class Doubled(fx.Interpreter):
+    """Runs a graph in float64; with `unit`, every value is off by up to so much of itself."""
+
+    def __init__(self, graph: fx.GraphModule, unit: float = 0.0, seed: int = 0) -> None:
+        super().__init__(graph, garbage_collect_values=False)
+        self.unit = unit
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        moves = n.op == "call_function" and isinstance(result, Tensor) and self.unit > 0
+        if not moves or not result.is_floating_point():
+            return result
+        noise = torch.rand(result.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        return result * (1 + noise * self.unit)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        kwargs = {key: doubled(value) for key, value in kwargs.items()}
+        args = tuple(doubled(arg) for arg in args)
+        result = super().call_function(target, args, kwargs)
+        if target is aten.var_mean.correction and self.unit > 0:
+            # Eager's mean of infinities is one or NaN, by the order in which it meets them.
+            result = (result[0], args[0].mean(args[1], kwargs.get("keepdim", False)))
+        return result
+
+
+def doubled(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.double()
+    if isinstance(value, torch.dtype) and value.is_floating_point:
+        return torch.float64
+    if isinstance(value, (list, tuple)):
+        return type(value)(doubled(each) for each in value)
+    return value
+
+
+def references(graph: fx.GraphModule, args: Sequence[Any]) -> list[tuple[Tensor, ...]]:
+    """The graph in float64, and the same shaken by the roundings of its coarsest dtype."""
+    units = [
+        torch.finfo(value.dtype).eps
+        for node in graph.graph.nodes
+        for value in [node.meta.get("val")]
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+    unit = max(units, default=0.0)
+    given = [doubled(arg) for arg in args]
+    return [Doubled(graph).run(*given)] + [
+        Doubled(graph, unit, seed).run(*given) for seed in range(SAMPLES if units else 0)
+    ]
+
+
+def problem(ours: Tensor, eager: Tensor, exact: Tensor, shaken: Sequence[Tensor]) -> str:
+    """How `ours` differs from eager by more than rounding; "" if it does not."""
+    if (ours.dtype, ours.shape) != (eager.dtype, eager.shape):
+        return f"is {ours.dtype} {tuple(ours.shape)}, not {eager.dtype} {tuple(eager.shape)}"
+    others = [x.to(eager.dtype) for x in (exact, *shaken)]
+    if not eager.is_floating_point():
+        good = torch.stack([ours == x for x in (eager, *others)]).any(0)
+        return _said(good, ours, eager, exact)
+    same = torch.stack([_same(ours, x) for x in (eager, *others)]).any(0)
+    mine, true = ours.double(), exact.double()
+    off = torch.stack([(x.double() - true).abs().nan_to_num(0) for x in (eager, *shaken)]).amax(0)
+    info = torch.finfo(ours.dtype)
+    allowed = 4 * off + ULPS * info.eps * true.abs() + info.tiny
+    near = ((mine - true).abs() <= allowed) & mine.isfinite()
+    return _said(same | near, ours, eager, exact)
+
+
+def _same(a: Tensor, b: Tensor) -> Tensor:
+    """Where two values are one: NaN equals NaN, and zeros have signs."""
+    return ((a == b) & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())
+
+
+def _said(good: Tensor, ours: Tensor, eager: Tensor, exact: Tensor) -> str:
+    if bool(good.all()):
+        return ""
+    at = tuple((~good).nonzero()[0].tolist())
+    values = f"{ours[at].item()}, eager {eager[at].item()}, float64 {exact[at].item()}"
+    return f"differs in {int((~good).sum())} of {good.numel()} values; at {at} it is {values}"
+
+
+class Beside(fx.Interpreter):
+    """Runs a fused graph by eager, and the kernel of every region beside it."""
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        lowered: dict[str, Lowered],
+        entries: dict[str, Callable[..., Any]],
+        symbols: dict[Any, int],
+    ) -> None:
+        super().__init__(graph)
+        self.lowered, self.entries, self.symbols = lowered, entries, symbols
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        graph = self.fetch_attr(target)
+        eager = graph(*args)
+        planned = [node.meta["val"] for node in graph.graph.output_node().args[0]]
+        ours = launch(self.lowered[target], self.entries, args, self.symbols)
+        exact, *shaken = references(graph, args)
+        for k, (mine, theirs) in enumerate(zip(ours, eager, strict=True)):
+            found = problem(mine, theirs, exact[k], [each[k] for each in shaken])
+            strides = zip(mine.shape, mine.stride(), planned[k].stride(), strict=True)
+            if not found and any(n > 1 and a != b for n, a, b in strides) and not self.symbols:
+                found = f"has strides {mine.stride()}, not {planned[k].stride()}"
+            assert not found, f"result {k} of {target} {found}\n{graph.graph}"
+        return eager
+
+
+def fused(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph after the default passes."""
+    pipeline = parse_pipeline(DEFAULT)
+    for level in (Level.JOINT, Level.GRAPH):
+        graph = run_pipeline(
+            graph, pipeline.at(level), cost_model(1), level=level, strict=True
+        ).graph
+    return graph
+
+
+def check(function: Callable[..., Any], inputs: Sequence[Tensor], dynamic: bool = False) -> int:
+    """Compare every region of the function; the number of regions."""
+    before = traced(function, *inputs, dynamic=dynamic)
+    graph = fused(before)
+    regions = [node for node in graph.graph.nodes if is_region(node)]
+    lowered = {str(n.target): lower_region(str(n.target), region_graph(n)) for n in regions}
+    kernels = [kernel for each in lowered.values() for kernel in each.kernels]
+    entries = compile_kernels(kernels) if kernels else {}
+    with torch.no_grad():
+        got = Beside(graph, lowered, entries, symbols_of(before, tuple(inputs))).run(*inputs)
+        exact, *shaken = references(before, inputs)
+        for k, (ours, eager) in enumerate(zip(got, function(*inputs), strict=True)):
+            found = problem(ours, eager, exact[k], [each[k] for each in shaken])
+            assert not found, f"the passes change result {k}: it {found}"
+    return len(regions)
+
+
+number = st.integers(0, 10_000)
+sizes = st.sampled_from([0, 1, 1, 2, 3, 5, 7, 8, 15, 16, 17, 33])
+inputs_ = st.tuples(
+    st.sampled_from(DTYPES), st.sampled_from(LAYOUTS), st.sampled_from(NARROWED), number
+)
+
+
+@settings(max_examples=300)
+@given(
+    steps=st.lists(st.tuples(number, number, number, number), min_size=3, max_size=10),
+    shape=st.lists(sizes, max_size=4).filter(lambda s: torch.Size(s).numel() <= 2000),
+    described=st.lists(inputs_, min_size=2, max_size=3),
+    special=st.booleans(),
+    outputs=st.integers(1, 4),
+)
+def test_random_graph(
+    steps: list[Step],
+    shape: list[int],
+    described: list[tuple[torch.dtype, str, str, int]],
+    special: bool,
+    outputs: int,
+) -> None:
+    inputs = [
+        make_input(narrowed(shape, how), dtype, layout, special, seed)
+        for dtype, layout, how, seed in described
+    ]
+    kept = accepted(steps, inputs)
+    check(function_of(kept, outputs), inputs)
