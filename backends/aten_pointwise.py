@@ -85,6 +85,7 @@ def _scaled(b: Builder, node: fx.Node, a: list[Any], name: str) -> Op:
         raise Unsupported("alpha is not a constant")
     if x.type == "i1":
         name = {"add": "or"}.get(name) or _refuse("subtraction of booleans")
+        y = y if alpha else b.const(False, "i1")
     elif alpha != 1:
         y = b.op("mul", (y, b.const(alpha, y.type)), y.type)
     return b.op(name, (x, y), x.type)

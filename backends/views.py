@@ -63,7 +63,7 @@ def _order(node: fx.Node) -> list[int]:
     order = list(range(rank))
     if node.target is aten.permute.default:
         order = [axis_of(d, rank) for d in node.args[1]]  # type: ignore[union-attr]
-    elif node.target is aten.transpose.int:
+    elif node.target is aten.transpose.int and rank:
         a, b = axis_of(node.args[1], rank), axis_of(node.args[2], rank)
         order[a], order[b] = order[b], order[a]
     else:
