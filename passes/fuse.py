@@ -18,13 +18,14 @@ from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.cost_model.ops import work
 from perfopt.cost_model.roofline import CostModel
-from perfopt.cost_model.traffic import elements, users_through_views
+from perfopt.cost_model.traffic import elements, root, users_through_views
 from perfopt.passes.base import Gate, Level, PassResult
-from perfopt.passes.grouping import Facts, Group, Grouping, Refusal, computes
+from perfopt.passes.grouping import Facts, Group, Grouping, Refusal, computes, turns
 from perfopt.passes.regions import Plan, Region, build, trial
 from perfopt.passes.source import first_source_line, source_line
 
 FUNCTION = 8  # instructions per element from which a lone operation is worth a kernel of its own
+LARGE_COPY = 16384  # elements from which a transposing copy is quicker by tiles than ATen's
 MOST_COPIES = 4  # kernels that one operation may be computed in
 CHEAP = 4  # instructions per element up to which an operation may be computed twice
 
@@ -33,8 +34,8 @@ CHEAP = 4  # instructions per element up to which an operation may be computed t
 class Fuse:
     """Makes regions of at most `max_nodes` operations; one decision per region.
 
-    With `singles`, lone operations that compute a function (exp, gelu) become regions too: the
-    price is the same and the kernel ours.
+    With `singles`, lone operations that compute a function (exp, gelu) and transposing copies
+    become regions too: the price is the same and the kernel ours.
     """
 
     max_nodes: int = 64
@@ -76,6 +77,8 @@ class Fuse:
         value = nodes[0].meta["val"]
         if not self.singles or not hasattr(value, "stride") or nodes[0].target in REDUCTIONS:
             return False
+        if turns(nodes[0]):
+            return elements(value) >= LARGE_COPY
         return elements(value) > 1 and work(nodes[0]).vector >= FUNCTION * elements(value)
 
     def _checked(
@@ -195,7 +198,10 @@ def _absorb(plan: Plan, cost: CostModel) -> None:
         now = list(changes.values())
         after = plan.price(now + ([kept] if kept and kept not in now else []), cost)
         saves = after.seconds < before.seconds
-        if not saves or any(fusible(_calls(plan.body(region))) for region in now):
+        # What the node reads must now be given by those who kept it to themselves before.
+        read = map(root, node.all_input_nodes)
+        asked = dict.fromkeys([*now, *(plan.owner[each] for each in read if each in plan.owner)])
+        if not saves or any(fusible(_calls(plan.body(region))) for region in asked):
             plan.undo(undo)
 
 

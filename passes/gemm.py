@@ -103,6 +103,14 @@ def _operands(node: fx.Node) -> tuple[Any, Any, Any] | None:
 
 def _linear(graph: fx.Graph, node: fx.Node, left: Any, right: Any, bias: Any) -> fx.Node:
     """`left @ right + bias` as oneDNN's linear, which takes the right matrix transposed."""
+    if left.target in _TRANSPOSES and left.args[0].meta["val"].is_contiguous():
+        # oneDNN's linear would copy it: as a call of its own that can be a generated kernel.
+        source = left
+        left = graph.call_function(
+            aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+        )
+        value = source.meta["val"].clone(memory_format=torch.contiguous_format)
+        left.meta = {**source.meta, "val": value}
     if right.target in _TRANSPOSES:
         weight = right.args[0]
     else:

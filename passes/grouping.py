@@ -208,6 +208,10 @@ class Grouping:
         made = self._union(first, second, mask)
         if isinstance(made, Refusal):
             return made
+        if any(turns(node) and self.facts.readers(node) & ~mask for node in made.nodes):
+            return Refusal(
+                "a copy into another order of memory is a kernel of its own", {}, before, made.price
+            )
         if self._leaves_and_returns(made):
             return Refusal(
                 "what one computes reaches the other through a call that stays outside",
@@ -289,6 +293,15 @@ def _saving(refusal: Refusal) -> float:
 def computes(nodes: Collection[fx.Node]) -> bool:
     """Whether any of the nodes does arithmetic, rather than only moving data."""
     return any(work(node).vector for node in nodes)
+
+
+def turns(node: fx.Node) -> bool:
+    """Whether the node copies a matrix into the other order of memory."""
+    source = node.args[0] if node.args else None
+    if node.target is not torch.ops.aten.clone.default or not isinstance(source, fx.Node):
+        return False
+    before, after = source.meta["val"].stride(), node.meta["val"].stride()
+    return bool(before) and after[-1] == 1 and before[-1] != 1
 
 
 def result_tensors(node: fx.Node) -> list[fx.Node]:

@@ -279,3 +279,15 @@ def test_prices_decide() -> None:
     result = Fuse(singles=False).run(copy_graph(gm), free)
     assert not result.changed
     assert reasons(result) == ["one kernel would save nothing"]
+
+
+def test_a_transposing_copy_is_a_kernel_of_its_own() -> None:
+    large = torch.randn(160, 130, dtype=torch.float64)
+
+    def fn(x: torch.Tensor) -> Any:
+        y = x.sin() * 2
+        return y, y.t().contiguous()
+
+    gm, result = fuse(fn, large)
+    assert sorted(map(len, members(gm))) == [1, 2]
+    assert any("another order of memory" in reason for reason in reasons(result))
