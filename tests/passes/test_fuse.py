@@ -285,7 +285,7 @@ def test_a_transposing_copy_is_a_kernel_of_its_own() -> None:
     large = torch.randn(160, 130, dtype=torch.float64)
 
     def fn(x: torch.Tensor) -> Any:
-        y = x.sin() * 2
+        y = (x * 2).sin()
         return y, y.t().contiguous()
 
     gm, result = fuse(fn, large)
