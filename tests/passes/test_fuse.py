@@ -289,5 +289,5 @@ def test_a_transposing_copy_is_a_kernel_of_its_own() -> None:
         return y, y.t().contiguous()
 
     gm, result = fuse(fn, large)
-    assert sorted(map(len, members(gm))) == [1, 2]
+    assert members(gm) == [["mul.Tensor", "sin"], ["t", "clone"]]
     assert any("another order of memory" in reason for reason in reasons(result))
