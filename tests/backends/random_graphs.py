@@ -244,7 +244,7 @@ VIEWS: list[Operation] = [
     lambda x, y, p: _shaped(x, p), lambda x, y, p: _permuted(x, p), lambda x, y, p: _sliced(x, p),
     lambda x, y, p: x.unsqueeze(p % (x.ndim + 1)), lambda x, y, p: x.squeeze(),
     lambda x, y, p: x.select(_dim(x, p), p // 5 % x.shape[_dim(x, p)]),
-    lambda x, y, p: x.unsqueeze(_dim(x, p)).expand(*x.shape[: _dim(x, p)], 3, *x.shape[_dim(x, p):]),
+    lambda x, y, p: x.unsqueeze(0).expand(3, *x.shape).movedim(0, p % (x.ndim + 1)),
     lambda x, y, p: x.flip(_dims(x, p)), lambda x, y, p: x.contiguous(),
     lambda x, y, p: x.transpose(0, -1).contiguous(),
     lambda x, y, p: x.chunk(2, _dim(x, p)),
