@@ -25,6 +25,8 @@ TILE_ROW_BYTES = 1024  # read at a stretch from every line of a turned operand
 ROW_CHUNK = 8192  # elements along the vector axis in one step of the grid
 # Bodies up to so many instructions run so many vectors at once; heavier ones fill the registers.
 _UNROLL = ((12, 4), (48, 2))
+# Of columns more: neighbours in a row come from memory together.
+_UNROLL_COLUMNS = ((24, 8), (48, 4), (96, 2))
 
 
 @dataclass(frozen=True)
@@ -172,9 +174,10 @@ def _pointwise_inner(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 def _unroll(heaviest: int, lane: Axis | None, lanes: int, columns: bool) -> int:
-    count = next((count for limit, count in _UNROLL if heaviest <= limit), 1)
-    if columns:  # neighbours in a row of many columns come from memory together
-        count = 1
+    table = _UNROLL_COLUMNS if columns else _UNROLL
+    count = next((count for limit, count in table if heaviest <= limit), 1)
+    if lanes < 16:  # half the registers as well
+        count = min(count, 4)
     while lane is not None and isinstance(lane.size, int) and 1 < count * lanes > lane.size:
         count //= 2
     return max(count, 1)
