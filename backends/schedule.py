@@ -18,7 +18,7 @@ from perfopt.backends.vocabulary import weight
 
 KEEP_WEIGHT = 8  # recomputing fewer simple instructions than this is cheaper than scratch
 SCRATCH_BYTES = 128 * 1024  # what one thread may keep on its stack of a row
-COLUMN_SCRATCH_BYTES = 512 * 1024  # and of a block of columns
+COLUMN_SCRATCH_BYTES = 1024 * 1024  # and of a block of columns, half of it shared as a rule
 TILE_VECTORS = 4  # vectors side by side in a tile
 SHORT_TILE = 8  # rows of a tile below which turning it costs more than it saves
 TILE_ROW_BYTES = 1024  # read at a stretch from every line of a turned operand
