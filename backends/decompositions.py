@@ -43,7 +43,7 @@ _REDUCTIONS = [
 ]  # fmt: skip
 
 _VIEWS = [
-    "_unsafe_view", "select_backward", "split", "stack", "unbind", "unsafe_split",
+    "_unsafe_view", "select_backward", "slice_backward", "split", "stack", "unbind", "unsafe_split",
     "unsafe_split_with_sizes",
 ]  # fmt: skip
 
