@@ -167,6 +167,10 @@ class Builder:
         """`value` converted; nothing where it has the type already."""
         return value if value.type == type else self.op("cast", (value,), type)
 
+    def iota(self, index: Index) -> Op:
+        """The value of an index, as i64."""
+        return self.op("iota", index.loaded(), "i64", index)
+
     def load(self, buffer: str, index: Index, memory: str) -> Op:
         """The element of `buffer` at `index`; 16-bit floats widen to f32."""
         type = "f32" if memory in HALF else memory

@@ -322,7 +322,7 @@ class Lowering:
             if not isinstance(start, int) or not isinstance(step, int):
                 raise Unsupported("arange whose start or step is not an integer constant")
             index = at[0].times(step) + Index.of({}, start)
-            return pw.convert(self.builder, self.builder.op("iota", (), "i64", index), dtype)
+            return pw.convert(self.builder, self.builder.iota(index), dtype)
         if node.target in (aten.zeros_like.default, aten.ones_like.default):
             fill: Any = int(node.target is aten.ones_like.default)
         else:
@@ -398,7 +398,7 @@ class Lowering:
         if pw.is_float(value):
             here = b.op("or", (here, b.op("ne", (value, value), "i1")), "i1")
         last = b.const((1 << 63) - 1, "i64")
-        return fold("min", b.op("select", (here, b.op("iota", (), "i64", flat), last), "i64"))
+        return fold("min", b.op("select", (here, b.iota(flat), last), "i64"))
 
     def _over(self, total: Op, count: Size) -> Op:
         return self.builder.op("div", (total, self._number(count, total.type)), total.type)

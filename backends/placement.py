@@ -113,7 +113,7 @@ def _cat_by_number(work: Walk, node: fx.Node, number: Index, at: Position) -> Op
     """Equal parts, of which `number` says the one to read."""
     parts, _ = _parts(node)
     b, dtype = work.builder, node.meta["val"].dtype
-    which = b.op("iota", (), "i64", number)
+    which = b.iota(number)
     result: Op | None = None
     for k, part in reversed([*enumerate(parts)]):
         here = b.op("eq", (which, b.const(k, "i64")), "i1")
@@ -127,7 +127,7 @@ def _cat_by_number(work: Walk, node: fx.Node, number: Index, at: Position) -> Op
 def _cat_by_place(work: Walk, node: fx.Node, at: Position) -> Op:
     parts, dim = _parts(node)
     b, dtype = work.builder, node.meta["val"].dtype
-    place = b.op("iota", (), "i64", at[dim])
+    place = b.iota(at[dim])
     starts: list[Size] = [0]
     for part in parts:
         starts.append(simplified(starts[-1] + shape_of(part)[dim]))
@@ -165,7 +165,7 @@ def _pad(work: Walk, node: fx.Node, at: Position) -> Op:
     for d, (before, after) in enumerate(_pads(node)):
         if (before, after) == (0, 0):
             continue
-        place = b.op("iota", (), "i64", at[d])
+        place = b.iota(at[d])
         here = _within(b, place, before, simplified(before + shape_of(source)[d]))
         inside = here if inside is None else b.op("and", (inside, here), "i1")
         at = _moved(at, d, -before)
@@ -196,7 +196,7 @@ def _scattered(work: Walk, node: fx.Node, at: Position) -> Op:
     one = node.target is aten.select_scatter.default
     count: Size = 1 if one else shape_of(part)[dim]
     b, dtype = work.builder, node.meta["val"].dtype
-    inside = _within(b, b.op("iota", (), "i64", at[dim]), start, simplified(start + count))
+    inside = _within(b, b.iota(at[dim]), start, simplified(start + count))
     there = at[:dim] + at[dim + 1 :] if one else _moved(at, dim, -start)
     with work.guarded(inside):
         value: Op = convert(b, work.value(part, there), dtype)
@@ -228,6 +228,8 @@ def _gather_dims(work: Walk, node: fx.Node) -> list[Dim]:
     assert isinstance(source, fx.Node) and isinstance(index, fx.Node)
     at = axis_of(along, len(shape_of(source)))
     mine, theirs = work.dims_of(index), work.dims_of(source)
+    if not mine or len(mine) != len(theirs):  # eager takes 0-dim tensors, and empty ones of any
+        raise Unsupported("gather whose index has other dimensions than its source")
     for d in range(len(mine)):
         if d != at:
             if shape_of(index)[d] != shape_of(source)[d]:
@@ -239,8 +241,6 @@ def _gather_dims(work: Walk, node: fx.Node) -> list[Dim]:
 def _gather(work: Walk, node: fx.Node, at: Position) -> Op:
     source, along, index = node.args[0], node.args[1], node.args[2]
     assert isinstance(source, fx.Node) and isinstance(index, fx.Node)
-    if not at:
-        raise Unsupported("gather from a 0-dim tensor")
     dim = axis_of(along, len(at))
     chosen = _looked_up(work, work.value(_integer(index), at), shape_of(source)[dim])
     return work.value(source, (*at[:dim], chosen, *at[dim + 1 :]))
