@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -227,3 +229,11 @@ def test_every_function_is_there() -> None:
     assert set(ULP) == FUNCTIONS
     assert function_name("exp", "vector<16xf32>") == "exp_v16f32"
     assert function_name("exp", "f64") == "exp_f64"
+
+
+def test_the_documented_errors_are_the_stated_ones() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "numerics.md").read_text(encoding="utf-8")
+    found = {}
+    for names, units in re.findall(r"^\| (`.*`) \| ([\d.]+) \|$", page, re.MULTILINE):
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", names), float(units))
+    assert found == ULP
