@@ -27,7 +27,7 @@ class TritonKernel:
 
     `text` holds the functions, with KERNEL for the kernel's name; `grid` is the number of programs
     as Python over the names of `sizes`. `constants` are passed by name; `checked` kernels are
-    compiled with device assertions.
+    compiled with device assertions, and with `near` all offsets fit into 31 bits of bytes.
     """
 
     kernel: Kernel
@@ -38,6 +38,7 @@ class TritonKernel:
     sizes: tuple[str, ...]
     constants: dict[str, int]
     checked: bool
+    near: bool
 
     def named(self, name: str) -> str:
         """The functions under a name."""
@@ -70,7 +71,7 @@ class _Printer(Values):
         text = "".join(helpers) + "@triton.jit\n" + "\n".join(lines) + "\n"
         return TritonKernel(
             self.kernel, self.tiling, text, self._grid(), buffers, sizes, constants,
-            self.kernel.checked,
+            self.kernel.checked, not self._wide,
         )  # fmt: skip
 
     # ---- programs and positions -------------------------------------------------------------
@@ -87,13 +88,13 @@ class _Printer(Values):
             return True
         sizes = self.kernel.axis_sizes()
         points = product(sizes.values())
-        if not isinstance(points, int) or points >= _LIMIT // 4:
+        if not isinstance(points, int) or points >= _LIMIT // 8:
             return True
         for op in self.kernel.ops:
             if op.buffer:
                 terms = [(t, v) for t, v in op.attr.terms if isinstance(t, str)]
                 reach = sum(abs(v) * sizes.get(t, points) for t, v in terms) + abs(op.attr.const)
-                if reach >= _LIMIT // 4:
+                if reach >= _LIMIT // 8:
                     return True
         return False
 
