@@ -8,10 +8,14 @@ taken in the same round, and its interval is a 95% bootstrap interval of that me
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import platform
 import random
+import subprocess
+import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -149,6 +153,18 @@ def parser(description: str | None, samples: int) -> argparse.ArgumentParser:
     return made
 
 
+def keep_memory() -> None:
+    """Let the C library keep what is freed (glibc's mallopt; nothing elsewhere).
+
+    Else it gives large buffers back to the system at every call, and the page faults of the next
+    one, which hit every contender alike, outweigh the kernels to be compared.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter, value in ((-3, 1 << 30), (-1, 2**31 - 1)):  # mmap and trim thresholds
+            mallopt(parameter, value)
+
+
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
     return {
@@ -194,6 +210,31 @@ def row(
         {f"{a} / {b}": ratio(seconds[a], seconds[b]) for a, b in ratios},
         target,
     )
+
+
+def over_processes(module: str, given: Sequence[str], count: int) -> Row:
+    """A benchmark of one row over `count` fresh processes: medians of their medians.
+
+    Of several, a ratio has the least and the greatest in place of the interval.
+    """
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        for _ in range(count):
+            command = [sys.executable, "-m", module, *given, "--json", str(file)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            (row,) = json.loads(file.read_text())["rows"]
+            runs.append(row)
+    first = runs[0]
+    if count == 1:
+        ratios = {name: Ratio(**value) for name, value in first["ratios"].items()}
+        return Row(first["case"], first["seconds"], ratios, first["target"])
+    ratios = {}
+    for name in first["ratios"]:
+        values = [each["ratios"][name]["value"] for each in runs]
+        ratios[name] = Ratio(median(values), min(values), max(values))
+    seconds = {name: median(each["seconds"][name] for each in runs) for name in first["seconds"]}
+    return Row(first["case"], seconds, ratios, first["target"])
 
 
 def show(rows: Sequence[Row], unit: str, args: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ contenders must coincide, else nothing is reported.
 from __future__ import annotations
 
 import sys
-from functools import partial
+from collections.abc import Callable
 
 import torch
 
@@ -30,8 +30,12 @@ def main(argv: list[str] | None = None) -> int:
     model = train_gpt.make_model(demo)
     contenders = {name: train_gpt.contender(name, model, demo.rate) for name in names}
     data, _ = train_gpt.corpus()
-    batch = next(train_gpt.batches(data, demo.batch, demo.context, args.seed))
-    steps = {name: partial(each.step, *batch) for name, each in contenders.items()}
+
+    def stepper(each: train_gpt.Contender) -> Callable[[], object]:
+        batches = train_gpt.batches(data, demo.batch, demo.context, args.seed)  # the same for all
+        return lambda: each.step(*next(batches))
+
+    steps = {name: stepper(each) for name, each in contenders.items()}
     seconds = compare.measure(steps, args.samples)
     apart = train_gpt.parted(list(contenders.values()), demo.tolerance)
     if apart:
