@@ -40,11 +40,13 @@ def compile_joint(
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]],
     decompositions: Mapping[Any, Any],
     donate: bool,
+    both: bool = False,
 ) -> Compiled:
     """Run AOTAutograd on Dynamo's graph and return its callable.
 
     The compilers get functional ATen graphs and return boxed callables. `partition` parts the
     joint graph of training. `donate` lets the backward graph overwrite what was saved for it.
+    With `both` the backward graph is compiled at once, not when gradients are first asked for.
     """
 
     def first(part: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
@@ -55,7 +57,8 @@ def compile_joint(
             context.fw_metadata.bw_donated_idxs = []
         return forward(part, inputs)
 
-    with functorch_config.patch(donated_buffer=donate):
+    lazily = {"force_non_lazy_backward_lowering": True} if both else {}
+    with functorch_config.patch(donated_buffer=donate, **lazily):
         return aot_autograd(
             fw_compiler=first,
             bw_compiler=backward,

@@ -44,7 +44,7 @@ from perfopt.disabling import is_disabled, mark_disabled
 from perfopt.options import Options
 from perfopt.passes.base import Level
 from perfopt.pipelines import run_passes
-from perfopt.records import Compilation, GraphRecord
+from perfopt.records import Compilation, GraphRecord, Plan
 from perfopt.verify import verify_region
 
 log = logging.getLogger(__name__)
@@ -56,8 +56,15 @@ def compile_graph(
     """A callable that computes what Dynamo's graph computes, forward and backward."""
     owner, code, root = calling_backend()
     job = Compilation(compile_id(), options, owner, code)
-    start = time.perf_counter()
     generate = _generates(options, example_inputs) and not is_disabled(root)
+    return run_stages(job, gm, example_inputs, generate)
+
+
+def run_stages(
+    job: Compilation, gm: fx.GraphModule, example_inputs: Sequence[Any], generate: bool
+) -> Callable[..., Any]:
+    """The stages of one compilation, with generated kernels or by ATen alone."""
+    start = time.perf_counter()
     gm = run_passes(job, Level.PRE, gm) if generate else gm
     compiled = compile_joint(
         gm,
@@ -67,7 +74,8 @@ def compile_graph(
         inference=partial(_part, job, "inference", generate),
         partition=partial(_partition, job, generate),
         decompositions=decompositions() if generate else {},
-        donate=options.donate,
+        donate=job.options.donate,
+        both=job.plans is not None,
     )
     job.backend_seconds = time.perf_counter() - start
     job.seconds["autograd"] = job.backend_seconds - sum(job.seconds.values())
@@ -110,6 +118,7 @@ def _part(
 ) -> Callable[..., Any]:
     """The program of the forward, backward or inference graph."""
     mark_disabled(gm, job.options.disable)
+    captured = gm
     nodes = sum(node.op == "call_function" for node in gm.graph.nodes)
     decisions: list[Decision] = []
     if generate and kind == "inference":  # without a backward graph this is the joint graph
@@ -118,6 +127,9 @@ def _part(
         gm = run_passes(job, Level.GRAPH, gm, decisions)
     with job.timed("lowering"):
         lowered, kernels = _lower(job.options, gm, decisions)
+    if job.plans is not None:
+        job.plans.append(Plan(kind, captured, gm, kernels, tuple(decisions)))
+        return build_program(kind, captured, {}, {}).run
     with job.timed("kernels"):
         entries = _compile(lowered, kernels, decisions)
     with job.timed("program"):

@@ -53,13 +53,11 @@ def run_passes(
     passes = pipeline_of(options).at(level)
     if not passes:
         return gm
-    limit = None if options.limit is None else max(0, options.limit - job.applied)
+    limit = None if options.limit is None else max(0, options.limit - len(job.applied))
+    cost = CostModel(job.device) if job.device else cost_model(torch.get_num_threads())
     with job.timed("passes"):
-        result = run_pipeline(
-            gm, passes, cost_model(torch.get_num_threads()), level=level, limit=limit,
-            strict=options.verify,
-        )  # fmt: skip
-    job.applied += sum(each.verdict is Verdict.APPLIED for each in result.decisions)
+        result = run_pipeline(gm, passes, cost, level=level, limit=limit, strict=options.verify)
+    job.applied += [each for each in result.decisions if each.verdict is Verdict.APPLIED]
     (job.decisions if decisions is None else decisions).extend(result.decisions)
     return result.graph
 

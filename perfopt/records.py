@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from torch import fx
+
+from perfopt.backends.ir import Kernel
 from perfopt.backends.program import Program
 from perfopt.cost_model.decision import Decision
+from perfopt.cost_model.device import Device
 from perfopt.options import Options
 
 STAGES = ("dynamo", "autograd", "passes", "lowering", "kernels", "program")
@@ -31,12 +35,27 @@ class GraphRecord:
     decisions: tuple[Decision, ...]
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a graph would be compiled to: `captured` is the graph before the passes, `graph` after.
+
+    `kernels` holds those of every region that can be lowered, by the region's name.
+    """
+
+    kind: str
+    captured: fx.GraphModule
+    graph: fx.GraphModule
+    kernels: Mapping[str, tuple[Kernel, ...]]
+    decisions: tuple[Decision, ...]
+
+
 @dataclass(eq=False)
 class Compilation:
     """One of Dynamo's graphs on its way through the stages; filled as they run.
 
     `number` is Dynamo's own, as in its logs. `decisions` are those made on Dynamo's graph and on
     the joint graph. `seconds` adds up by stage; "autograd" is what no other stage accounts for.
+    Where `plans` is a list nothing is compiled: it gets what would be, priced for `device`.
     """
 
     number: str
@@ -47,7 +66,9 @@ class Compilation:
     decisions: list[Decision] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     backend_seconds: float = 0.0  # from Dynamo's call to the callable
-    applied: int = 0  # decisions so far, for `limit`
+    applied: list[Decision] = field(default_factory=list)  # so far, what `limit` counts
+    device: Device | None = None  # what prices are for; None: this machine
+    plans: list[Plan] | None = None
     order: int = field(default_factory=time.monotonic_ns)
 
     def __post_init__(self) -> None:
