@@ -52,6 +52,7 @@ class Loops:
         self.lane = self.plan.lane.name if self.plan.lane else ""
         symbols = {size: f"%s{k}" for k, size in enumerate(kernel.sizes)}
         self.values = Values(kernel.buffers, symbols, self.lane, self.top)
+        self.ahead = self._read_ahead()
         self.block_number = ""
         self.tiles: dict[int, str] = {}  # where the turned loads are transposed
         self.inner = frozenset(a.name for a in self.plan.inner)
@@ -59,6 +60,20 @@ class Loops:
         count = product(a.size for a in self.plan.inner)
         # A long sum is folded piece by piece, so that its error grows as that of a pairwise sum.
         self.long = not isinstance(count, int) or count > SUM_BLOCK
+
+    def _read_ahead(self) -> list[Op]:
+        """The loads of rows whose next row is fetched while this one is worked on.
+
+        The machine's own prefetching ends at the end of a page, which is where many rows end.
+        """
+        if not self.plan.across or not self.plan.grid:
+            return []
+        row, found = self.plan.grid[-1].name, {}
+        for op in self.kernel.ops:
+            if op.name == "load" and not op.args and op.attr.coefficient(self.lane) == 1:
+                if op.attr.coefficient(row) != 0:
+                    found[op.buffer, op.attr] = op
+        return list(found.values())
 
     def _stages(self) -> Iterator[Stage]:
         """The stages in order; those after the one that keeps a value read it from scratch."""
@@ -203,6 +218,9 @@ class Loops:
         """What a stage does at one inner point; folds into the accumulators of `column`."""
         for op in stage.kept:
             self.values.keep(op, point)
+        if stage is self.plan.stages[-1] and point.mask is None:
+            for op in self.ahead:
+                self.values.prefetch(op, self.plan.grid[-1].name, point)
         for store in stage.stores:
             self.values.store(store, point)
         for number, op in enumerate(stage.reductions):

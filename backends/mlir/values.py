@@ -271,6 +271,16 @@ class Values:
             raw = self.load_at(block, self.address(block, base, offset, ty), memory, False, None)
         return block.widened(raw, memory, vector)
 
+    def prefetch(self, op: Op, axis: str, at: Point) -> None:
+        """Ask for what a load reads one step further along an axis; never a fault."""
+        block, step = at.block, self.size(op.attr.coefficient(axis))
+        offset = block.emit(f"arith.addi {self.linear(op.attr, at)}, {step} : i64")
+        address = self.address(block, f"%{op.buffer}", offset, in_memory(self.memory[op.buffer]))
+        block.lines.append(
+            f'"llvm.intr.prefetch"({address}) <{{cache = 1 : i32, hint = 3 : i32, rw = 0 : i32}}> '
+            ": (!llvm.ptr) -> ()"
+        )
+
     def load_at(
         self, block: Block, address: str, memory: str, vector: bool, mask: str | None
     ) -> str:
