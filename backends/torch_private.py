@@ -6,8 +6,11 @@ torch release is met by changing this one file.
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -17,10 +20,11 @@ from torch import fx
 from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_backend
-from torch._dynamo.utils import get_compilation_metrics
+from torch._dynamo.utils import get_compilation_metrics, graph_break_reasons
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -179,3 +183,39 @@ def is_compiled(target: Any) -> bool:
         or hasattr(target, "dynamo_ctx")
         or getattr(target, "_compiled_call_impl", None) is not None
     )
+
+
+@contextmanager
+def fake_tensors() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """Tensors made inside have shapes and no memory; yields what makes such a one of a real one."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        yield partial(mode.from_tensor, static_shapes=True)
+
+
+def compile_alone(function: Callable[..., Any], backend: Compiler) -> Callable[..., Any]:
+    """`function` compiled by `backend`, whatever other backends made of it before.
+
+    The backend runs outside of `fake_tensors`.
+    """
+
+    def outside(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        with unset_fake_temporarily():
+            return backend(gm, inputs)
+
+    # Recompilations of one function count against a limit, but for those that are kept apart.
+    known = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    return torch.compile(
+        function, backend=outside, **({"isolate_recompiles": True} if known else {})
+    )
+
+
+@contextmanager
+def graph_breaks() -> Iterator[list[tuple[str, str, int]]]:
+    """Graph breaks that happen inside: reason, file and line of each, once the block has ended."""
+    found: list[tuple[str, str, int]] = []
+    start = len(graph_break_reasons)
+    yield found
+    for each in graph_break_reasons[start:]:
+        frame = each.user_stack[-1] if each.user_stack else None
+        found.append((each.reason, frame.filename if frame else "", (frame and frame.lineno) or 0))

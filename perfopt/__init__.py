@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfopt.api import compile, disable
+    from perfopt.explanation import Explanation, explain
     from perfopt.options import OptionError, Options
     from perfopt.reports import report
 
-__all__ = ["OptionError", "Options", "compile", "disable", "report"]
+__all__ = [
+    "Explanation", "OptionError", "Options", "compile", "disable", "explain", "report",
+]  # fmt: skip
 
 _HOMES = {
+    "Explanation": "perfopt.explanation",
     "OptionError": "perfopt.options",
     "Options": "perfopt.options",
     "compile": "perfopt.api",
     "disable": "perfopt.api",
+    "explain": "perfopt.explanation",
     "report": "perfopt.reports",
 }
 

@@ -1,0 +1,138 @@
+"""The graphs that a model would be compiled to, found without weights, kernels or the device."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
+
+from perfopt.backends.torch_private import (
+    calling_backend,
+    compile_alone,
+    compile_id,
+    fake_tensors,
+    graph_breaks,
+)
+from perfopt.compiler import run_stages
+from perfopt.cost_model.device import Device
+from perfopt.disabling import is_disabled
+from perfopt.options import Options
+from perfopt.pipelines import check_pipeline
+from perfopt.records import Compilation
+
+Made = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parent)
+
+
+class CaptureError(RuntimeError):
+    """A model that cannot be run on tensors without values; the message says where and why."""
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """Where Dynamo ended a graph before the model's end: its reason, and the user's line."""
+
+    reason: str
+    explanation: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A model's compilations, planned only, in the order in which Dynamo found them."""
+
+    jobs: tuple[Compilation, ...]
+    breaks: tuple[GraphBreak, ...]
+
+
+def capture(make: Callable[[], Made], train: bool, device: Device, options: Options) -> Capture:
+    """Plan the compilation of what `make` gives: a callable, its arguments and its keywords.
+
+    `make` is called where tensors have no memory; real ones that it gives count as such. With
+    `train` the backward graphs are planned too. Raises `CaptureError`; what `make` raises passes.
+    """
+    check_pipeline(options)
+    jobs: list[Compilation] = []
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        owner, code, root = calling_backend()
+        job = Compilation(compile_id(), options, owner, code, device=device, plans=[])
+        jobs.append(job)
+        return run_stages(job, gm, inputs, options.mode != "aten" and not is_disabled(root))
+
+    with fake_tensors() as fake:
+        function, args, kwargs = make()
+
+        def empty(x: Any) -> Any:
+            return fake(x) if isinstance(x, Tensor) else x
+
+        args, kwargs = tree_map(empty, (tuple(args), dict(kwargs)))
+        with _without_weights(function, fake), graph_breaks() as breaks:
+            try:
+                with torch.set_grad_enabled(train):
+                    compile_alone(function, backend)(*args, **kwargs)
+            except Exception as error:
+                raise CaptureError(_problem(error)) from error
+    if not any(job.plans for job in jobs):
+        raise CaptureError("nothing was captured: the model computes nothing with tensors")
+    return Capture(tuple(jobs), tuple(_break(*each) for each in breaks))
+
+
+@contextmanager
+def _without_weights(function: Any, fake: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Tensors without memory in the place of a module's parameters and buffers."""
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    made: dict[int, Tensor] = {}
+    if isinstance(function, nn.Module):
+        for module in function.modules():
+            for held in (module._parameters, module._buffers):
+                kept.append((held, dict(held)))
+                for name, value in held.items():
+                    if value is not None:
+                        held[name] = made.setdefault(id(value), fake(value))
+    try:
+        yield
+    finally:
+        for held, former in kept:
+            held.clear()
+            held.update(former)
+
+
+def _break(reason: str, file: str, line: int) -> GraphBreak:
+    """Dynamo's reason taken apart; addresses and links say nothing to a reader."""
+    text = re.sub(r"0x[0-9a-f]{6,}", "0x...", reason)
+    first, _, rest = text.partition("\n")
+    found = re.search(r"Explanation: (.*?)(?=\n  Hint:|\n\n|\Z)", rest, re.DOTALL)
+    explanation = " ".join(found.group(1).split()) if found else ""
+    return GraphBreak(first.strip(), explanation, f"{Path(file).name}:{line}" if file else "")
+
+
+def _problem(error: BaseException) -> str:
+    """One line of what went wrong: the innermost cause, and the user's line."""
+    where = user_line(error)
+    inner = error
+    while (cause := inner.__cause__) is not None:
+        inner, where = cause, user_line(cause) or where
+    text = next((line.strip() for line in str(inner).splitlines() if line.strip()), "")
+    name = type(inner).__name__
+    if name in ("DataDependentOutputException", "GuardOnDataDependentSymNode"):
+        text = f"the model reads the value of a tensor, which has none here ({text})"
+    else:
+        text = f"{name}: {text}" if text else name
+    return f"{where}: {text}" if where else text
+
+
+def user_line(error: BaseException) -> str:
+    """`file.py:12` of the innermost frame outside of torch and perfopt that raised, or ""."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((_TORCH, _HERE, "<"))]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""

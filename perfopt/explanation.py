@@ -1,0 +1,200 @@
+"""`perfopt.explain`: what a model costs on a device, and what the compiler decides about it.
+
+The model is captured with tensors that have no memory, so neither weights nor the device are
+needed, and nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from types import CodeType, MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from perfopt import explained_json, explained_text
+from perfopt.backends.region import is_region, region_graph
+from perfopt.backends.show import describe
+from perfopt.backends.torch_private import is_overload
+from perfopt.capture import Capture, Made, capture
+from perfopt.cost_model.cost import Cost
+from perfopt.cost_model.decision import Decision
+from perfopt.cost_model.device import Device, device_named
+from perfopt.cost_model.roofline import CostModel
+from perfopt.cost_model.traffic import is_view
+from perfopt.explained import Explained, Part, Piece
+from perfopt.options import Options
+from perfopt.passes.source import first_source_line, source_line
+from perfopt.records import Plan
+
+
+class Explanation(Explained):
+    """What a model costs on a device and what was decided about it, as data, text and JSON.
+
+    `regions` and `library_calls` are what runs, `decisions` what was chosen and refused, each with
+    what costs most first; `lines` has both by the user's line, `graphs` by graph, `graph_breaks`
+    the reasons why there are several. `cost` is the sum of all that runs, `before` its price
+    without the passes.
+    """
+
+    def __repr__(self) -> str:
+        seconds = explained_text.seconds_text(self.cost.seconds)
+        return (
+            f"<perfopt explanation: {self.function} on {self.device.name}, {seconds}, "
+            f"{len(self.regions)} regions, {len(self.library_calls)} library calls>"
+        )
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, every: bool = False) -> str:
+        """For reading at 80 columns; with `every`, what takes less than 1% of the time too."""
+        return explained_text.whole(self, every)
+
+    def why(self, node: str) -> str:
+        """What became of one operation or region; raises `ValueError` for an unknown name."""
+        return explained_text.why(self, node)
+
+    def kernels(self) -> str:
+        """The kernels that would be generated, as text."""
+        return explained_text.kernels(self)
+
+    def to_json(self) -> str:
+        """As JSON of the schema in `docs/explain.md`."""
+        return explained_json.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Explanation:
+        """What `to_json` wrote; raises `ValueError` for anything else."""
+        read = explained_json.loads(text)
+        return cls(**{each.name: getattr(read, each.name) for each in dataclasses.fields(read)})
+
+
+def explain(
+    model: Callable[..., Any],
+    *args: Any,
+    train: bool = False,
+    device: str | Device = "cpu",
+    options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """What `model(*args, **kwargs)` costs on `device`, and what perfopt decides about it.
+
+    Nothing is computed: weights and inputs only lend their shapes, and the device, by name, need
+    not be here. With `train` the backward pass is explained too. `options` are those of
+    `perfopt.compile`. Raises `UnknownDeviceError`, `OptionError`, or `CaptureError` where the model
+    asks for the values of tensors.
+    """
+    name = getattr(model, "__qualname__", type(model).__name__)
+    return explain_made(lambda: (model, args, kwargs), name, train, device, options)
+
+
+def explain_made(
+    make: Callable[[], Made],
+    name: str,
+    train: bool = False,
+    device: str | Device = "cpu",
+    options: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """The same for what `make` gives: a callable, its arguments and its keywords.
+
+    `make` runs where tensors have no memory, so that models of any size can be built.
+    """
+    chosen = Options.from_user(options=options)
+    target = device_named(device) if isinstance(device, str) else device
+    captured = capture(make, train, target, chosen)
+    return Explanation(
+        name,
+        target,
+        train,
+        MappingProxyType(_changed(chosen)),
+        MappingProxyType({"perfopt": version("perfopt"), "torch": torch.__version__}),
+        captured.breaks,
+        tuple(_parts(captured, CostModel(target))),
+    )
+
+
+def _changed(options: Options) -> dict[str, object]:
+    """The options that are not at their defaults."""
+    found: dict[str, object] = {}
+    for each in dataclasses.fields(options):
+        value = getattr(options, each.name)
+        if value != each.default:
+            found[each.name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _parts(captured: Capture, cost: CostModel) -> Iterator[Part]:
+    for number, job in enumerate(captured.jobs):
+        function = _function(job.code)
+        if job.decisions:
+            made = tuple(map(_plain, job.decisions))
+            yield Part(number, "joint", function, 0, Cost(), 0, (), made)
+        for plan in job.plans or ():
+            yield _part(number, function, plan, cost)
+
+
+def _function(code: CodeType | None) -> str:
+    return code.co_qualname.replace("<locals>.", "") if code else ""
+
+
+def _part(number: int, function: str, plan: Plan, cost: CostModel) -> Part:
+    return Part(
+        number,
+        plan.kind,
+        function,
+        sum(node.op == "call_function" for node in plan.captured.graph.nodes),
+        cost.graph(plan.captured),
+        cost.peak_bytes(plan.graph),
+        tuple(_pieces(plan, cost)),
+        tuple(map(_plain, plan.decisions)),
+    )
+
+
+def _pieces(plan: Plan, cost: CostModel) -> Iterator[Piece]:
+    for node in plan.graph.graph.nodes:
+        if not is_region(node):
+            yield from _call(node, cost)
+            continue
+        inside = [n for n in region_graph(node).graph.nodes if n.op == "call_function"]
+        kernels = plan.kernels.get(str(node.target))
+        if kernels is None:  # the lowering refused it
+            for each in inside:
+                yield from _call(each, cost)
+            continue
+        yield Piece(
+            "region",
+            str(node.target),
+            tuple(_operator(each) for each in inside if not is_view(each)),
+            tuple(each.name for each in inside),
+            tuple(map(describe, kernels)),
+            first_source_line(inside),
+            cost.node(node),
+        )
+
+
+def _call(node: fx.Node, cost: CostModel) -> Iterator[Piece]:
+    """A library call, unless it only looks at memory or computes a size."""
+    price = cost.node(node)
+    if price.launches:
+        names = (_operator(node),), (node.name,)
+        yield Piece("library call", node.name, *names, (), source_line(node), price)
+
+
+def _operator(node: fx.Node) -> str:
+    if is_overload(node.target):
+        return str(node.target)
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _plain(decision: Decision) -> Decision:
+    """The decision with values that JSON can hold."""
+    values = {
+        key: value if isinstance(value, (bool, int, float, str)) else str(value)
+        for key, value in decision.values.items()
+    }
+    return replace(decision, values=MappingProxyType(values))
