@@ -12,8 +12,9 @@ from perfopt.backends.index import Size, product
 from perfopt.backends.ir import Kernel, Op
 from perfopt.backends.mlir.text import Block, Names, in_memory
 from perfopt.backends.mlir.values import Point, Values
-from perfopt.backends.schedule import Schedule, Stage, make_schedule
+from perfopt.backends.schedule import Schedule, Stage, make_schedule, stage_weight
 
+LIGHT = 12  # instructions per point up to which a kernel waits for memory
 SUM_BLOCK = 256  # steps after which a running sum of unknown length is set aside
 _IDENTITY = {"sum": 0, "prod": 1, "or": 0, "and": 1}
 _LIMITS = {"i64": 63, "i32": 31, "i16": 15, "i8": 7}
@@ -64,15 +65,18 @@ class Loops:
     def _read_ahead(self) -> list[Op]:
         """The loads of rows whose next row is fetched while this one is worked on.
 
-        The machine's own prefetching ends at the end of a page, which is where many rows end.
+        The machine's own prefetching ends at the end of a page, which is where many rows end. Where
+        much is computed on the way the memory has time enough.
         """
-        if not self.plan.across or not self.plan.grid:
+        light = max(map(stage_weight, self.plan.stages), default=0) <= LIGHT
+        if not self.plan.across or not self.plan.grid or self.kernel.blocked or not light:
             return []
         row, found = self.plan.grid[-1].name, {}
         for op in self.kernel.ops:
-            if op.name == "load" and not op.args and op.attr.coefficient(self.lane) == 1:
-                if op.attr.coefficient(row) != 0:
-                    found[op.buffer, op.attr] = op
+            if op.name != "load" or op.args or op.attr.coefficient(self.lane) != 1:
+                continue
+            if op.attr.coefficient(row) != 0:
+                found[op.buffer, op.attr] = op
         return list(found.values())
 
     def _stages(self) -> Iterator[Stage]:
