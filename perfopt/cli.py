@@ -1,14 +1,18 @@
-"""The `perfopt` command: what passes and options there are."""
+"""The `perfopt` command."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib.metadata import version
 
 from rich.console import Console
 from rich.table import Table
 
+from perfopt.commands import add_commands
 from perfopt.options import described
 
 
@@ -21,14 +25,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("passes", help="list the passes, their level and their options")
     commands.add_parser("options", help="list what `options={...}` of torch.compile takes")
+    add_commands(commands)
     args = parser.parse_args(argv)
     if args.command == "passes":
         _passes()
     elif args.command == "options":
         _options()
+    elif args.command in ("explain", "verify"):
+        return _answer(args)
     else:
         parser.print_help()
     return 0
+
+
+def _answer(args: argparse.Namespace) -> int:
+    """Run a command that answers with text; whatever goes wrong is one line and exit code 2."""
+    try:
+        with redirect_stdout(sys.stderr):  # what the user's model prints is no part of the answer
+            text, code = args.run(args)
+    except Exception as error:
+        if args.traceback:
+            traceback.print_exc()
+        else:
+            message = str(error).strip().partition("\n")[0] or type(error).__name__
+            print(f"perfopt {args.command}: {message}", file=sys.stderr)
+        return 2
+    sys.stdout.write(text)
+    return int(code)
 
 
 def _options() -> None:

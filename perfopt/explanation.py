@@ -17,9 +17,11 @@ import torch
 from torch import fx
 
 from perfopt import explained_json, explained_text
+from perfopt.backends.ir import Kernel
 from perfopt.backends.region import is_region, region_graph
 from perfopt.backends.show import describe
 from perfopt.backends.torch_private import is_overload
+from perfopt.backends.triton.printer import print_kernel
 from perfopt.capture import Capture, Made, capture
 from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Decision
@@ -171,10 +173,17 @@ def _pieces(plan: Plan, cost: CostModel) -> Iterator[Piece]:
             str(node.target),
             tuple(_operator(each) for each in inside if not is_view(each)),
             tuple(each.name for each in inside),
-            tuple(map(describe, kernels)),
+            tuple(_kernel_text(kernel, cost.device) for kernel in kernels),
             first_source_line(inside),
             cost.node(node),
         )
+
+
+def _kernel_text(kernel: Kernel, device: Device) -> str:
+    """The kernel for reading: for a GPU the Triton source, for a CPU its operations."""
+    if device.kind == "gpu":
+        return print_kernel(kernel).named(kernel.name)
+    return describe(kernel)
 
 
 def _call(node: fx.Node, cost: CostModel) -> Iterator[Piece]:
