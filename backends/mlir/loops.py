@@ -12,9 +12,10 @@ from perfopt.backends.index import Size, product
 from perfopt.backends.ir import Kernel, Op
 from perfopt.backends.mlir.text import Block, Names, in_memory
 from perfopt.backends.mlir.values import Point, Values
-from perfopt.backends.schedule import Schedule, Stage, make_schedule, stage_weight
+from perfopt.backends.schedule import Schedule, Stage, make_schedule
+from perfopt.backends.vocabulary import weight
 
-LIGHT = 12  # instructions per point up to which a kernel waits for memory
+LIGHT = 16  # instructions per point up to which a kernel waits for memory
 SUM_BLOCK = 256  # steps after which a running sum of unknown length is set aside
 _IDENTITY = {"sum": 0, "prod": 1, "or": 0, "and": 1}
 _LIMITS = {"i64": 63, "i32": 31, "i16": 15, "i8": 7}
@@ -68,7 +69,7 @@ class Loops:
         The machine's own prefetching ends at the end of a page, which is where many rows end. Where
         much is computed on the way the memory has time enough.
         """
-        light = max(map(stage_weight, self.plan.stages), default=0) <= LIGHT
+        light = sum(weight(op.name) for op in self.kernel.ops if self.lane in op.space) <= LIGHT
         if not self.plan.across or not self.plan.grid or self.kernel.blocked or not light:
             return []
         row, found = self.plan.grid[-1].name, {}
