@@ -76,12 +76,15 @@ def capture(make: Callable[[], Made], train: bool, device: Device, options: Opti
             return fake(x) if isinstance(x, Tensor) else x
 
         args, kwargs = tree_map(empty, (tuple(args), dict(kwargs)))
-        with _without_weights(function, fake), graph_breaks() as breaks:
+        with (
+            _without_weights(function, fake),
+            torch.set_grad_enabled(train),
+            graph_breaks() as breaks,
+        ):
             try:
-                with torch.set_grad_enabled(train):
-                    compile_alone(function, backend)(*args, **kwargs)
+                compile_alone(function, backend)(*args, **kwargs)
             except Exception as error:
-                raise CaptureError(_problem(error)) from error
+                raise _plainer(error, lambda: function(*args, **kwargs)) from error
     if not any(job.plans for job in jobs):
         raise CaptureError("nothing was captured: the model computes nothing with tensors")
     return Capture(tuple(jobs), tuple(_break(*each) for each in breaks))
@@ -114,6 +117,15 @@ def _break(reason: str, file: str, line: int) -> GraphBreak:
     found = re.search(r"Explanation: (.*?)(?=\n  Hint:|\n\n|\Z)", rest, re.DOTALL)
     explanation = " ".join(found.group(1).split()) if found else ""
     return GraphBreak(first.strip(), explanation, f"{Path(file).name}:{line}" if file else "")
+
+
+def _plainer(error: Exception, eager: Callable[[], Any]) -> CaptureError:
+    """What is wrong, in the words of the model run eagerly where that fails as well."""
+    try:
+        eager()
+    except Exception as own:
+        return CaptureError(_problem(own))
+    return CaptureError(_problem(error))
 
 
 def _problem(error: BaseException) -> str:

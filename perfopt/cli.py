@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import traceback
 from collections.abc import Sequence
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answer(args: argparse.Namespace) -> int:
     """Run a command that answers with text; whatever goes wrong is one line and exit code 2."""
+    if not args.traceback:
+        logging.disable(logging.ERROR)  # torch's, about what the answer says in a line
     try:
         with redirect_stdout(sys.stderr):  # what the user's model prints is no part of the answer
             text, code = args.run(args)
@@ -50,6 +53,8 @@ def _answer(args: argparse.Namespace) -> int:
             message = str(error).strip().partition("\n")[0] or type(error).__name__
             print(f"perfopt {args.command}: {message}", file=sys.stderr)
         return 2
+    finally:
+        logging.disable(logging.NOTSET)
     sys.stdout.write(text)
     return int(code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -12,11 +13,15 @@ from perfopt.explained import Explained, Line, Part, Piece, loses, weight
 
 WIDTH = 80
 SMALL = 0.01  # of the whole time: lines below it are summed up
+TINY = 0.001  # of the whole time: what a line runs and is below it is left out
 MOST = 4  # decisions of one verdict shown per line
 _NAME = 38  # columns of a row's name
 _SIGNS = {
     Verdict.APPLIED: "+", Verdict.REJECTED: "-", Verdict.NOTE: "!", Verdict.FAILED: "!",
 }  # fmt: skip
+# The number of a node's name: repeated layers differ in nothing else.
+_NUMBER = re.compile(r"\b([a-z]\w*?)(?:_\d+)+\b")
+_ANY = r"\1_*"
 _SHORT = {"forward": "fwd", "backward": "bwd", "inference": "run"}
 
 
@@ -124,6 +129,8 @@ def _line(line: Line, total: float, every: bool) -> Iterator[str]:
     groups = _grouped(line.pieces).items()
     for name, pieces in sorted(groups, key=lambda item: -sum(p.cost.seconds for p in item[1])):
         cost = sum((piece.cost for piece in pieces), Cost())
+        if not every and cost.seconds < TINY * total:
+            continue
         times = f" x{len(pieces)}" if len(pieces) > 1 else ""
         yield _cost_row(f"  {name}{times}", cost, total)
     yield from _decisions(line.decisions, every)
@@ -151,7 +158,7 @@ def _short(piece: Piece) -> str:
 def _decisions(pairs: Sequence[tuple[Part, Decision]], every: bool) -> Iterator[str]:
     groups: dict[tuple[Verdict, str, str], list[Decision]] = {}
     for _, each in pairs:
-        key = (each.verdict, each.pass_name, each.text())
+        key = (each.verdict, each.pass_name, _NUMBER.sub(_ANY, each.text()))
         groups.setdefault(key, []).append(each)
     for verdict in Verdict:
         found = [(key, group) for key, group in groups.items() if key[0] is verdict]
@@ -168,7 +175,8 @@ def _decision(name: str, group: Sequence[Decision]) -> str:
     first = group[0]
     text = f"{name}: {first.text()}"
     if len(group) > 1:
-        text += f" (x{len(group)})"
+        alike = len({each.text() for each in group}) == 1
+        text = f"{text if alike else _NUMBER.sub(_ANY, text)} (x{len(group)})"
     if first.verdict is Verdict.APPLIED:
         saved = sum(each.seconds_saved for each in group)
         return text + (f"; saves {seconds_text(saved)}" if saved > 0 else "")
