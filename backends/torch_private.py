@@ -61,7 +61,7 @@ def compile_joint(
             context.fw_metadata.bw_donated_idxs = []
         return forward(part, inputs)
 
-    lazily = {"force_non_lazy_backward_lowering": True} if both else {}
+    lazily: dict[str, Any] = {"force_non_lazy_backward_lowering": True} if both else {}
     with functorch_config.patch(donated_buffer=donate, **lazily):
         return aot_autograd(
             fw_compiler=first,
@@ -205,9 +205,8 @@ def compile_alone(function: Callable[..., Any], backend: Compiler) -> Callable[.
 
     # Recompilations of one function count against a limit, but for those that are kept apart.
     known = "isolate_recompiles" in inspect.signature(torch.compile).parameters
-    return torch.compile(
-        function, backend=outside, **({"isolate_recompiles": True} if known else {})
-    )
+    more: dict[str, Any] = {"isolate_recompiles": True} if known else {}
+    return torch.compile(function, backend=outside, **more)
 
 
 @contextmanager

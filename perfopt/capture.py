@@ -97,7 +97,8 @@ def _without_weights(function: Any, fake: Callable[[Tensor], Tensor]) -> Iterato
     made: dict[int, Tensor] = {}
     if isinstance(function, nn.Module):
         for module in function.modules():
-            for held in (module._parameters, module._buffers):
+            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+            for held in tables:
                 kept.append((held, dict(held)))
                 for name, value in held.items():
                     if value is not None:

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from typing import cast as typed
 
 from perfopt.backends.ir import TYPES, Kernel
 from perfopt.backends.triton.printer import TritonKernel, print_kernel
@@ -115,14 +116,19 @@ def launcher(printed: TritonKernel, function: Any) -> Callable[..., None]:
         return ready[key]
 
     text = launcher_text(printed)
-    space = {"device_of": device, "stream_of": stream, "ready": ready, "prepare": prepare}
+    space: dict[str, Any] = {
+        "device_of": device,
+        "stream_of": stream,
+        "ready": ready,
+        "prepare": prepare,
+    }
     file = f"<perfopt launcher of {function.__name__}>"
     exec(compile(text, file, "exec"), space)
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    made = space["launch"]
+    made: Any = space["launch"]
     made.kernel = function
     made.printed = printed
-    return made  # type: ignore[no-any-return]
+    return typed(Callable[..., None], made)
 
 
 def launcher_text(printed: TritonKernel) -> str:

@@ -83,9 +83,9 @@ def make_tiling(kernel: Kernel) -> Tiling:
         kernel, kernel.reduction
     ):
         xblock = min(COLUMNS, _power(columns, COLUMNS))
-        kept = isinstance(row, int) and _power(row, row) * xblock <= KEPT_COLUMNS
-        rblock = _power(row, row) if kept else max(COLUMN_TILE // xblock, 1)
-        return _tiling(kernel, xblock, rblock, "" if kept else "r")
+        if isinstance(row, int) and _power(row, row) * xblock <= KEPT_COLUMNS:
+            return _tiling(kernel, xblock, _power(row, row))
+        return _tiling(kernel, xblock, max(COLUMN_TILE // xblock, 1), "r")
     if isinstance(row, int) and row <= ROW:
         rblock = _power(row, ROW)
         return _tiling(kernel, min(max(ROW_TILE // rblock, 1), _power(columns, ROW_TILE)), rblock)
