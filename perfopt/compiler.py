@@ -51,11 +51,18 @@ log = logging.getLogger(__name__)
 
 
 def compile_graph(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    applied: list[Decision] | None = None,
 ) -> Callable[..., Any]:
-    """A callable that computes what Dynamo's graph computes, forward and backward."""
+    """A callable that computes what Dynamo's graph computes, forward and backward.
+
+    Applied decisions are added to `applied`; given to several graphs, `limit` counts over them.
+    """
     owner, code, root = calling_backend()
     job = Compilation(compile_id(), options, owner, code)
+    job.applied = job.applied if applied is None else applied
     generate = _generates(options, example_inputs) and not is_disabled(root)
     return run_stages(job, gm, example_inputs, generate)
 

@@ -15,7 +15,26 @@ SLACK = 16.0
 
 
 class VerificationError(AssertionError):
-    """A region's kernel differs from its eager subgraph by more than rounding."""
+    """A region's kernel differs from its eager subgraph by more than rounding.
+
+    `region` is a region of `program`, `node` the result that is wrong, `source` the user's line,
+    `problem` how it differs. `graph` and `inputs` are the region's subgraph and what it was given.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        region: str,
+        node: fx.Node,
+        problem: str,
+        graph: fx.GraphModule,
+        inputs: tuple[Any, ...],
+    ) -> None:
+        self.program, self.region, self.node = program, region, node.name
+        self.source = source_line(node)
+        self.problem, self.graph, self.inputs = problem, graph, inputs
+        where = self.source or "an unknown line"
+        super().__init__(f"{region} of {program}: {node.name} ({where}) {problem}")
 
 
 def verify_region(
@@ -38,14 +57,15 @@ def verify_region(
         scale = max((_size(double.env.get(arg)) for arg in node.all_input_nodes), default=0.0)
         problem = difference(ours, theirs, true, scale)
         if problem:
-            where = source_line(node) or "an unknown line"
-            raise VerificationError(f"{name} of {program}: {node.name} ({where}) {problem}")
+            raise VerificationError(program, name, node, problem, graph, args)
 
 
-def difference(ours: Tensor, eager: Tensor, exact: Tensor, scale: float = 0.0) -> str:
+def difference(
+    ours: Tensor, eager: Tensor, exact: Tensor, scale: float = 0.0, times: float = 2.0
+) -> str:
     """How `ours` differs from `eager` by more than rounding, judged by `exact`; "" if it does not.
 
-    Floating-point values may be twice as far from float64 as eager's, and some units in the last
+    Floating-point values may be `times` as far from float64 as eager's, and some units in the last
     place of the largest value, or of `scale` (what the values were computed from, where a sum
     cancels); NaN and infinities must be where eager has them. Others must equal
     eager's or float64's: a comparison may fall to either side where rounding decides it.
@@ -72,9 +92,16 @@ def difference(ours: Tensor, eager: Tensor, exact: Tensor, scale: float = 0.0) -
     off = _greatest((mine - true).abs()[finite])
     eager_off = _greatest((theirs - true).abs()[finite])
     unit = torch.finfo(ours.dtype).eps * max(_greatest(true.abs()[finite]), scale, 1e-30)
-    if off <= 2 * eager_off + SLACK * unit:
+    if off <= times * eager_off + SLACK * unit:
         return ""
     return f"is {off:.3g} off float64, eager is {eager_off:.3g} off"
+
+
+def distance(result: Tensor, exact: Tensor) -> float:
+    """The greatest distance of a tensor's finite values to those of `exact`."""
+    mine, true = result.double(), exact.double()
+    both = mine.isfinite() & true.isfinite()
+    return _greatest((mine - true).abs()[both])
 
 
 def _overflow(mine: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
