@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
 
 from perfopt.backends.torch_private import (
     calling_backend,
@@ -20,6 +19,7 @@ from perfopt.backends.torch_private import (
     compile_id,
     fake_tensors,
     graph_breaks,
+    tree_map,
 )
 from perfopt.compiler import run_stages
 from perfopt.cost_model.device import Device

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map
+
+from perfopt.backends.torch_private import tree_flatten, tree_map
 
 SEED = 0
 Results = dict[str, Tensor]
