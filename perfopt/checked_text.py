@@ -82,10 +82,10 @@ def _culprit(culprit: Culprit) -> Iterator[str]:
 def trained(curves: Curves) -> str:
     """The losses side by side and their distances."""
     lines = [f"{'step':>4}{'eager':>14}{'perfopt':>14}" + (f"{'float64':>14}" * bool(curves.exact))]
-    shown = range(len(curves.eager))
+    shown = list(range(len(curves.eager)))
     if len(shown) > MOST:
         stride = (len(shown) - 1) / (MOST - 1)
-        shown = sorted({round(number * stride) for number in range(MOST)})  # type: ignore[assignment]
+        shown = sorted({round(number * stride) for number in range(MOST)})
     for step in shown:
         losses = [curves.eager[step], curves.ours[step], *curves.exact[step : step + 1]]
         lines.append(f"{step:>4}" + "".join(f"{loss:>14.7g}" for loss in losses))

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten
 
-from perfopt.backends.torch_private import compile_alone, compile_id
+from perfopt.backends.torch_private import compile_alone, compile_id, tree_flatten
 from perfopt.compiler import compile_graph
 from perfopt.cost_model.decision import Decision
 from perfopt.options import Options

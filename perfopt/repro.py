@@ -111,7 +111,9 @@ def region_problem(module: nn.Module, inputs: Sequence[Any], exact_rounding: boo
     """Generate a region's kernels anew, run them, and say how they differ from eager, or ""."""
     try:
         gm = _region(module, inputs)
-        made = lower_region("region_0", gm.get_submodule("region_0"), exact_rounding)  # type: ignore[arg-type]
+        region = gm.get_submodule("region_0")
+        assert isinstance(region, fx.GraphModule)
+        made = lower_region("region_0", region, exact_rounding)
         kernels = compile_kernels(made.kernels)
         program = build_program(
             "repro", gm, {"region_0": made.region}, kernels, verify=partial(verify_region, "repro")
