@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import expecttest
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -25,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Hand the flag to expecttest, which keeps the golden texts."""
     if config.getoption("--update-golden"):
-        expecttest.ACCEPT = True
+        os.environ["EXPECTTEST_ACCEPT"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
