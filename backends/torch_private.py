@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import CodeType
 from typing import Any
+from unittest import mock
 
 import sympy
 import torch
@@ -188,9 +189,30 @@ def is_compiled(target: Any) -> bool:
 
 @contextmanager
 def fake_tensors() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-    """Tensors made inside have shapes and no memory; yields what makes such a one of a real one."""
+    """Tensors made inside have shapes and no memory; yields what makes such a one of a real one.
+
+    Modules may be moved and converted inside.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode:
+    moved: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
+
+    def apply(module: Any, function: Callable[[Any], Any], recurse: bool = True) -> Any:
+        """`Module._apply` with new parameters: torch cannot swap those without memory."""
+        for child in module.children() if recurse else ():
+            child._apply(function)
+        for held in (module._parameters, module._buffers):
+            for name, value in held.items():
+                if value is not None and id(value) not in moved:
+                    with torch.no_grad():
+                        made = function(value)
+                    if held is module._parameters:
+                        made = torch.nn.Parameter(made, value.requires_grad)
+                    moved[id(value)] = (value, made)  # shared by modules, it stays so
+                if value is not None:
+                    held[name] = moved[id(value)][1]
+        return module
+
+    with mode, mock.patch.object(torch.nn.Module, "_apply", apply):
         yield partial(mode.from_tensor, static_shapes=True)
 
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from types import CodeType, MappingProxyType
 from typing import Any
 
@@ -141,7 +142,10 @@ def _parts(captured: Capture, cost: CostModel) -> Iterator[Part]:
 
 
 def _function(code: CodeType | None) -> str:
-    return code.co_qualname.replace("<locals>.", "") if code else ""
+    """The user's function; "" where Dynamo began in torch's own code, as for `nn.Sequential`."""
+    if code is None or code.co_filename.startswith(str(Path(torch.__file__).parent)):
+        return ""
+    return code.co_qualname.replace("<locals>.", "")
 
 
 def _part(number: int, function: str, plan: Plan, cost: CostModel) -> Part:

@@ -232,6 +232,22 @@ def test_models_need_no_memory() -> None:
     assert explanation.cost.flops == pytest.approx(2.0 * 16 * (1 << 40), rel=1e-3)
 
 
+def test_models_are_converted_without_memory() -> None:
+    def make() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.BatchNorm1d(64))
+        model.append(nn.Linear(64, 64, bias=False))
+        model[3].weight = model[0].weight
+        model.to(torch.bfloat16)
+        assert model[3].weight is model[0].weight and model[3].weight.dtype is torch.bfloat16
+        return model.double().bfloat16(), (torch.randn(8, 64).bfloat16(),), {}
+
+    explanation = explain_made(make, "converted", train=True, device="h100")
+    weights = 2 * (64 * 64 + 7 * 64)
+    assert weights < explanation.graphs[1].peak_bytes < 2 * weights + 20 * 2 * 8 * 64
+    model = nn.Linear(2, 2)
+    assert model.double().weight is model.weight and model.weight.dtype is torch.float64
+
+
 def test_the_users_model_is_left_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     tied = nn.Sequential(model, model[0])
