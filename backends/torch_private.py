@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import CodeType
 from typing import Any
 from unittest import mock
@@ -238,6 +239,8 @@ def graph_breaks() -> Iterator[list[tuple[str, str, int]]]:
     found: list[tuple[str, str, int]] = []
     start = len(graph_break_reasons)
     yield found
+    own = str(Path(torch.__file__).parent)
     for each in graph_break_reasons[start:]:
-        frame = each.user_stack[-1] if each.user_stack else None
-        found.append((each.reason, frame.filename if frame else "", (frame and frame.lineno) or 0))
+        frames = [frame for frame in each.user_stack if not frame.filename.startswith(own)]
+        place = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
+        found.append((each.reason, *place))

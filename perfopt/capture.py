@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 
 from perfopt.backends.torch_private import (
     calling_backend,
@@ -28,6 +30,7 @@ from perfopt.options import Options
 from perfopt.pipelines import check_pipeline
 from perfopt.records import Compilation
 
+_GPU = re.compile(r"(cuda|xpu|mps)(:\d+)?")
 Made = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -70,24 +73,48 @@ def capture(make: Callable[[], Made], train: bool, device: Device, options: Opti
         return run_stages(job, gm, inputs, options.mode != "aten" and not is_disabled(root))
 
     with fake_tensors() as fake:
-        function, args, kwargs = make()
+        with _OnCpu():
+            function, args, kwargs = make()
 
         def empty(x: Any) -> Any:
             return fake(x) if isinstance(x, Tensor) else x
 
         args, kwargs = tree_map(empty, (tuple(args), dict(kwargs)))
         with (
+            warnings.catch_warnings(),
             _without_weights(function, fake),
             torch.set_grad_enabled(train),
             graph_breaks() as breaks,
         ):
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             try:
                 compile_alone(function, backend)(*args, **kwargs)
             except Exception as error:
                 raise _plainer(error, lambda: function(*args, **kwargs)) from error
+    reasons = tuple(_break(*each) for each in breaks)
     if not any(job.plans for job in jobs):
-        raise CaptureError("nothing was captured: the model computes nothing with tensors")
-    return Capture(tuple(jobs), tuple(_break(*each) for each in breaks))
+        why = f": {reasons[0].reason}" if reasons else ""
+        raise CaptureError(f"nothing was captured: torch.compile leaves this to eager{why}")
+    return Capture(tuple(jobs), reasons)
+
+
+class _OnCpu(TorchFunctionMode):
+    """Makes on the CPU what is asked for on a GPU, so that any model can be built anywhere."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call with the CPU in the place of GPUs."""
+        if getattr(func, "__name__", "") in ("cuda", "xpu") and args:
+            return args[0]
+        args, kwargs = tree_map(_cpu, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _cpu(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type not in ("cpu", "meta"):
+        return torch.device("cpu")
+    if isinstance(value, str) and _GPU.fullmatch(value):
+        return "cpu"
+    return value
 
 
 @contextmanager

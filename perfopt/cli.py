@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib.metadata import version
@@ -44,7 +45,10 @@ def _answer(args: argparse.Namespace) -> int:
     if not args.traceback:
         logging.disable(logging.ERROR)  # torch's, about what the answer says in a line
     try:
-        with redirect_stdout(sys.stderr):  # what the user's model prints is no part of the answer
+        # What the user's model prints is no part of the answer.
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+            if not args.traceback:
+                warnings.simplefilter("ignore")
             text, code = args.run(args)
     except Exception as error:
         if args.traceback:

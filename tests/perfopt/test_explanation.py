@@ -248,6 +248,15 @@ def test_models_are_converted_without_memory() -> None:
     assert model.double().weight is model.weight and model.weight.dtype is torch.float64
 
 
+def test_models_for_gpus_are_built_without_one() -> None:
+    def make() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        with torch.device("cuda"):
+            model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+        return model.cuda().to("cuda:0"), (torch.randn(4, 8, device="cuda").cuda(),), {}
+
+    assert explain_made(make, "gpu", device="h100").regions
+
+
 def test_the_users_model_is_left_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     tied = nn.Sequential(model, model[0])
@@ -298,3 +307,5 @@ def test_models_that_cannot_be_captured() -> None:
         explain_made(lambda: (*explained_model.mismatched(), {}), "mismatched")
     with pytest.raises(CaptureError, match="nothing was captured"):
         perfopt.explain(lambda x: x, torch.ones(3))
+    with pytest.raises(CaptureError, match="nothing was captured"):
+        perfopt.explain(nn.LSTM(8, 8), torch.randn(2, 5, 8))
