@@ -15,6 +15,7 @@ WIDTH = 80
 SMALL = 0.01  # of the whole time: lines below it are summed up
 TINY = 0.001  # of the whole time: what a line runs and is below it is left out
 MOST = 4  # decisions of one verdict shown per line
+_ROUNDS = 0.9995  # of a unit: what three digits show as one
 _NAME = 38  # columns of a row's name
 _SIGNS = {
     Verdict.APPLIED: "+", Verdict.REJECTED: "-", Verdict.NOTE: "!", Verdict.FAILED: "!",
@@ -32,17 +33,21 @@ class UnknownNodeError(ValueError):
 def seconds_text(seconds: float) -> str:
     """A time to three digits in the unit that suits it."""
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(seconds) >= size:
-            return f"{seconds / size:#.3g}".rstrip(".") + f" {unit}"
+        if abs(seconds) >= size * _ROUNDS:
+            return f"{_digits(seconds / size)} {unit}"
     return f"{seconds * 1e9:.0f} ns" if seconds else "0"
 
 
 def count_text(count: float, unit: str) -> str:
     """A count to three digits with a decimal prefix, as "12.3 MB"."""
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if count >= size:
-            return f"{count / size:#.3g}".rstrip(".") + f" {prefix}{unit}"
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if count >= size * _ROUNDS:
+            return f"{_digits(count / size)} {prefix}{unit}"
     return f"{count:.0f} {unit}" if count else "0"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:#.3g}"
 
 
 def whole(explained: Explained, every: bool = False) -> str:

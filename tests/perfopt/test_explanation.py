@@ -22,6 +22,7 @@ from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Verdict
 from perfopt.cost_model.device import UnknownDeviceError
 from perfopt.explained_json import SCHEMA
+from perfopt.explained_text import count_text, seconds_text
 from perfopt.explanation import explain_made
 from tests.perfopt import explained_model
 from tests.source_tree import ROOT
@@ -190,6 +191,25 @@ addmm_1 in 0 inference of Model.forward
     2.63 us, 24.5% of the whole, bound by launch: 40.5 KB, 164 KFLOP
 """,
         )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0"), (3e-9, "3 ns"), (9.996e-7, "1.00 us"), (1.234e-5, "12.3 us"),
+        (0.9996, "1.00 s"), (0.1239, "124 ms"), (4321.0, "4321 s"), (-2e-6, "-2.00 us"),
+    ],
+)  # fmt: skip
+def test_times_have_three_digits(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0"), (12, "12 B"), (999.7, "1.00 KB"), (123456, "123 KB"), (1.39e15, "1.39 PB")],
+)
+def test_counts_have_three_digits(count: float, text: str) -> None:
+    assert count_text(count, "B") == text
 
 
 def test_why_answers_for_regions_and_operations(trained: perfopt.Explanation) -> None:
