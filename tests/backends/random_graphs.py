@@ -7,6 +7,7 @@ eager refuses are left out, so that every list of steps is a function.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
 DTYPES = (torch.float32, *FLOATS, *INTEGERS, torch.bool)
 LAYOUTS = ("plain", "transposed", "sliced", "expanded", "offset", "shifted")
+SIZES = (0, 1, 1, 2, 3, 5, 7, 8, 15, 16, 17, 33)
 NARROWED = ("whole", "one row", "one column", "last", "none")
 
 
@@ -210,7 +212,7 @@ POINTWISE: list[Operation] = [
     lambda x, y, p: (x.expm1(), x.log1p(), x.log2(), x.exp2(), x.log10())[p % 5],
     lambda x, y, p: (x.erf(), x.erfc(), x.atan(), x.asinh(), x.sinh())[p % 5],
     lambda x, y, p: (x.tan(), x.asin(), x.acos(), x.cosh(), x.atanh(), x.acosh())[p % 6],
-    lambda x, y, p: torch.atan2(_float(x), _float(y)), lambda x, y, p: torch.copysign(x, y),
+    lambda x, y, p: torch.atan2(_float(x), _float(y)), lambda x, y, p: torch.copysign(x, y.nan_to_num()),
     lambda x, y, p: torch.hypot(_float(x), _float(y)), lambda x, y, p: _float(x).abs() ** y,
     lambda x, y, p: F.gelu(x, approximate=("none", "tanh")[p % 2]), lambda x, y, p: F.silu(x),
     lambda x, y, p: F.leaky_relu(x, 0.1), lambda x, y, p: F.softplus(x),
@@ -263,12 +265,7 @@ PLACEMENTS: list[Operation] = [
     lambda x, y, p: x + torch.arange(x.shape[-1]) * (p % 3), lambda x, y, p: x.tril(p % 3 - 1),
     lambda x, y, p: x * torch.full_like(x, p % 4), lambda x, y, p: x.roll(p % 3, _dim(x, p)),
 ]  # fmt: skip
-KINDS = (POINTWISE, POINTWISE, POINTWISE, CASTS, REDUCTIONS, REDUCTIONS, VIEWS, PLACEMENTS)
-
-
-def _chosen(number: int) -> Operation:
-    kind = KINDS[number % len(KINDS)]
-    return kind[number // len(KINDS) % len(kind)]
+OPERATIONS: list[Operation] = POINTWISE + 10 * CASTS + 2 * (REDUCTIONS + VIEWS + PLACEMENTS)
 
 
 def _like(x: Tensor, y: Tensor) -> Tensor:
@@ -284,7 +281,7 @@ def _like(x: Tensor, y: Tensor) -> Tensor:
 def _apply(step: Step, values: list[Tensor]) -> list[Tensor]:
     number, first, second, p = step
     x = values[first % len(values)]
-    result = _chosen(number)(x, _like(x, values[second % len(values)]), p)
+    result = OPERATIONS[number % len(OPERATIONS)](x, _like(x, values[second % len(values)]), p)
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
@@ -312,3 +309,30 @@ def function_of(steps: Sequence[Step], outputs: int) -> Callable[..., tuple[Tens
         return tuple(values[-outputs:])
 
     return function
+
+
+def random_graph(
+    random: Random, sizes: Sequence[int] = SIZES
+) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
+    """A function of 3 to 14 operations with up to 4 results, and its inputs."""
+    shape = [random.choice(sizes) for _ in range(random.randint(0, 4))]
+    while torch.Size(shape).numel() > MOST // 2:
+        shape.pop()
+    special = random.random() < 0.5
+    inputs = [
+        make_input(
+            narrowed(shape, random.choice(NARROWED)), random.choice(DTYPES),
+            random.choice(LAYOUTS), special, random.randrange(10_000),
+        )
+        for _ in range(random.randint(2, 3))
+    ]  # fmt: skip
+    steps = [
+        (random.randrange(len(OPERATIONS)), number(random), number(random), number(random))
+        for _ in range(random.randint(3, 14))
+    ]
+    return function_of(accepted(steps, inputs), random.randint(1, 4)), inputs
+
+
+def number(random: Random) -> int:
+    """What an operand or an option of an operation is chosen by."""
+    return random.randrange(10_000)

@@ -8,6 +8,7 @@ off by a rounding, so that no chaos in the graph is mistaken for a fault of its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import torch
@@ -22,17 +23,7 @@ from perfopt.passes.base import Level
 from perfopt.passes.pipeline import DEFAULT, parse_pipeline, run_pipeline
 from perfopt.pipelines import cost_model
 from tests.backends.kernels import launch, symbols_of, traced
-from tests.backends.random_graphs import (
-    DTYPES,
-    FLOATS,
-    LAYOUTS,
-    NARROWED,
-    Step,
-    accepted,
-    function_of,
-    make_input,
-    narrowed,
-)
+from tests.backends.random_graphs import FLOATS, SIZES, random_graph
 
 aten = torch.ops.aten
 SAMPLES = 4
@@ -178,31 +169,16 @@ def check(function: Callable[..., Any], inputs: Sequence[Tensor], dynamic: bool 
     return len(regions)
 
 
-number = st.integers(0, 10_000)
-sizes = st.sampled_from([0, 1, 1, 2, 3, 5, 7, 8, 15, 16, 17, 33])
-inputs_ = st.tuples(
-    st.sampled_from(DTYPES), st.sampled_from(LAYOUTS), st.sampled_from(NARROWED), number
-)
+randoms = st.randoms(use_true_random=True, note_method_calls=False)
 
 
 @settings(max_examples=300)
-@given(
-    steps=st.lists(st.tuples(number, number, number, number), min_size=3, max_size=10),
-    shape=st.lists(sizes, max_size=4).filter(lambda s: torch.Size(s).numel() <= 2000),
-    described=st.lists(inputs_, min_size=2, max_size=3),
-    special=st.booleans(),
-    outputs=st.integers(1, 4),
-)
-def test_random_graph(
-    steps: list[Step],
-    shape: list[int],
-    described: list[tuple[torch.dtype, str, str, int]],
-    special: bool,
-    outputs: int,
-) -> None:
-    inputs = [
-        make_input(narrowed(shape, how), dtype, layout, special, seed)
-        for dtype, layout, how, seed in described
-    ]
-    kept = accepted(steps, inputs)
-    check(function_of(kept, outputs), inputs)
+@given(random=randoms)
+def test_random_graph(random: Random) -> None:
+    check(*random_graph(random))
+
+
+@settings(max_examples=60)
+@given(random=randoms)
+def test_random_graph_of_any_size(random: Random) -> None:
+    check(*random_graph(random, [s for s in SIZES if s > 1]), dynamic=True)
