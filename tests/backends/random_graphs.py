@@ -212,7 +212,8 @@ POINTWISE: list[Operation] = [
     lambda x, y, p: (x.expm1(), x.log1p(), x.log2(), x.exp2(), x.log10())[p % 5],
     lambda x, y, p: (x.erf(), x.erfc(), x.atan(), x.asinh(), x.sinh())[p % 5],
     lambda x, y, p: (x.tan(), x.asin(), x.acos(), x.cosh(), x.atanh(), x.acosh())[p % 6],
-    lambda x, y, p: torch.atan2(_float(x), _float(y)), lambda x, y, p: torch.copysign(x, y.nan_to_num()),
+    lambda x, y, p: torch.atan2(_float(x), _float(y)),
+    lambda x, y, p: torch.copysign(x, y.nan_to_num()),  # the sign of NaN means nothing
     lambda x, y, p: torch.hypot(_float(x), _float(y)), lambda x, y, p: _float(x).abs() ** y,
     lambda x, y, p: F.gelu(x, approximate=("none", "tanh")[p % 2]), lambda x, y, p: F.silu(x),
     lambda x, y, p: F.leaky_relu(x, 0.1), lambda x, y, p: F.softplus(x),

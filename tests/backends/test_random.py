@@ -26,6 +26,7 @@ from tests.backends.kernels import launch, symbols_of, traced
 from tests.backends.random_graphs import FLOATS, SIZES, random_graph
 
 aten = torch.ops.aten
+SUMS = (aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
 SAMPLES = 4
 ULPS = 8.0
 
@@ -42,20 +43,26 @@ class Doubled(fx.Interpreter):
         result = super().run_node(n)
         if not self.unit or not isinstance(result, Tensor) or not result.is_floating_point():
             return result
-        noise = torch.rand(result.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
-        return result * (1 + noise * self.unit)
+        return result * (1 + self.noise(result) * self.unit)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         kwargs = {key: doubled(value) for key, value in kwargs.items()}
         args = tuple(doubled(arg) for arg in args)
         result = super().call_function(target, args, kwargs)
-        if isinstance(result, Tensor) and result.dtype in FLOATS[:1] + FLOATS[2:]:
+        if isinstance(result, Tensor) and result.dtype in FLOATS and result.dtype != torch.float64:
             args = tuple(a.double() if isinstance(a, Tensor) else a for a in args)
             result = super().call_function(target, args, kwargs)  # of integers
         if target is aten.var_mean.correction and self.unit > 0:
             # Eager's mean of infinities is one or NaN, by the order in which it meets them.
             result = (result[0], args[0].mean(args[1], kwargs.get("keepdim", False)))
+        if target in SUMS and self.unit > 0:
+            # The terms may be taken in any order, and cancel.
+            terms = super().call_function(target, (args[0].abs(), *args[1:]), kwargs)
+            result = result + self.unit * self.noise(terms) * terms.nan_to_num(0, 0, 0)
         return result
+
+    def noise(self, like: Tensor) -> Tensor:
+        return torch.rand(like.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
 
 
 def doubled(value: Any) -> Any:
