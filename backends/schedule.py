@@ -150,7 +150,7 @@ def _turned(kernel: Kernel, lane: Axis | None, lanes: int) -> tuple[Axis | None,
 def _short_rows(kernel: Kernel, lane: Axis, lanes: int) -> tuple[Op, ...]:
     """The loads and stores of whole rows, one behind the other, that are shorter than a vector."""
     (row, *more) = kernel.reduction
-    if more or lane is row or not isinstance(row.size, int) or row.size >= lanes:
+    if more or lane is row or not isinstance(row.size, int) or not 0 < row.size < lanes:
         return ()
     return tuple(
         op for op in kernel.ops
