@@ -55,7 +55,7 @@ class Doubled(fx.Interpreter):
         if target is aten.var_mean.correction and self.unit > 0:
             # Eager's mean of infinities is one or NaN, by the order in which it meets them.
             result = (result[0], args[0].mean(args[1], kwargs.get("keepdim", False)))
-        if target in SUMS and self.unit > 0:
+        if target in SUMS and self.unit > 0 and args[0].is_floating_point():
             # The terms may be taken in any order, and cancel.
             terms = super().call_function(target, (args[0].abs(), *args[1:]), kwargs)
             result = result + self.unit * self.noise(terms) * terms.nan_to_num(0, 0, 0)
