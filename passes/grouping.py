@@ -28,7 +28,6 @@ from perfopt.cost_model.traffic import (
     mutates,
     read_bytes,
     reads,
-    root,
     users_through_views,
     value_bytes,
 )
@@ -125,7 +124,8 @@ class Facts:
         ]
         inputs = 0
         for operand in node.all_input_nodes:
-            inputs |= 1 << self.position[root(operand)]
+            for each in _behind_views(operand):
+                inputs |= 1 << self.position[each]
         full = left = max((size for _, size, _ in escapes), default=0)
         if node.target in REDUCTIONS:
             source = node.args[0]
@@ -282,6 +282,14 @@ class Grouping:
 
 WINDOW = 256  # how many nodes apart two readers of one value may be to become one kernel
 NEAREST = 3  # how many earlier readers of one value are tried
+
+
+def _behind_views(node: fx.Node) -> Iterator[fx.Node]:
+    """What made the memory of a node's value, and the sizes that views of it are given."""
+    while is_view(node) and isinstance(node.args[0], fx.Node):
+        yield from (operand for operand in node.all_input_nodes if operand is not node.args[0])
+        node = node.args[0]
+    yield node
 
 
 def _saving(refusal: Refusal) -> float:
