@@ -376,7 +376,9 @@ class Values:
         vector = self.is_vector(op)
         value = at.block.narrowed(self.value(op, at), op.type, vector)
         address = self.address(at.block, self.scratch[op.uid], at.scratch, in_memory(op.type))
-        self.store_at(at.block, address, value, op.type, vector, None)
+        # What lies behind the end of a row is the next row, which an operand may still be kept in.
+        mask = at.mask if vector else None
+        self.store_at(at.block, address, value, op.type, vector, mask)
 
 
 def _zero(memory: str) -> str:
