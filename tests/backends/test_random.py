@@ -77,6 +77,9 @@ class Doubled(Planned):
             # The terms may be taken in any order, and cancel.
             terms = super().call_function(target, (args[0].abs(), *args[1:]), kwargs)
             result = result + self.unit * self.noise(terms) * terms.nan_to_num(0, 0, 0)
+        if target is aten.gelu.default and self.unit > 0:
+            # Eager adds 1 to what is nearly -1 where x is negative.
+            result = result + self.unit * self.noise(result) * args[0].nan_to_num(0, 0, 0)
         return result
 
     def noise(self, like: Tensor) -> Tensor:
