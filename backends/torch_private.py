@@ -244,3 +244,9 @@ def graph_breaks() -> Iterator[list[tuple[str, str, int]]]:
         frames = [frame for frame in each.user_stack if not frame.filename.startswith(own)]
         place = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
         found.append((each.reason, *place))
+
+
+def has_avx512_bf16() -> bool:
+    """Whether this processor has the instructions of AVX512-BF16; False where torch cannot tell."""
+    asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return asked is not None and bool(asked())

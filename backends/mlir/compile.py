@@ -11,6 +11,7 @@ import torch
 
 from perfopt.backends.ir import Kernel
 from perfopt.backends.mlir.module import ENTRIES, print_kernel, print_module
+from perfopt.backends.torch_private import has_avx512_bf16
 
 LANES = {"AVX512": 16, "AVX2": 8}  # f32 elements of one vector by torch's name of the ISA
 _PIPELINE = (
@@ -30,6 +31,11 @@ class CompilerMissing(ImportError):
 def host_lanes() -> int:
     """The f32 elements of one of this machine's vectors; 4 (NEON, SSE) where unknown."""
     return LANES.get(torch.backends.cpu.get_cpu_capability(), 4)
+
+
+def host_has_bf16() -> bool:
+    """Whether this machine rounds vectors to bf16 by itself (AVX512-BF16)."""
+    return host_lanes() == LANES["AVX512"] and has_avx512_bf16()
 
 
 def openmp_library() -> str:
@@ -52,7 +58,7 @@ def compile_kernels(
     new = {text.text: text for text in texts.values() if text.text not in _ENTRY_CACHE}
     if new:
         named = {f"kernel_{number}": text for number, text in enumerate(new.values())}
-        engine, addresses = _compiled(print_module(named), len(named))
+        engine, addresses = _compiled(print_module(named, host_has_bf16()), len(named))
         for text, address in zip(new, addresses, strict=True):
             function = types[text](address)
             function.engine = engine

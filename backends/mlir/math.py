@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from perfopt.backends.mlir.bf16 import NAME as TO_BF16
+from perfopt.backends.mlir.bf16 import to_bf16
 from perfopt.backends.mlir.expressions import Maker, V
 
 LN2, LOG2E, PI = math.log(2), 1 / math.log(2), math.pi
@@ -326,15 +328,20 @@ def function_name(name: str, type: str) -> str:
     return f"{name}_v{count}{element}"
 
 
-def definitions(wanted: Iterable[tuple[str, str]]) -> str:
-    """The MLIR functions of these functions and types, with what they need of the C library."""
+def definitions(wanted: Iterable[tuple[str, str]], native_bf16: bool = False) -> str:
+    """The MLIR functions of these functions and types, with what they need of the C library.
+
+    With `native_bf16` the machine's AVX512-BF16 is used.
+    """
     library: set[str] = set()
     parts = []
     for name, type in sorted(set(wanted)):
         args = ("%x", "%y") if name in BINARY else ("%x",)
         m = Maker.of(type)
         values = [m.argument(arg) for arg in args]
-        if m.element == "f64":
+        if name == TO_BF16:
+            result = to_bf16(m, *values, native_bf16)
+        elif m.element == "f64":
             result = _in_f64(m, name, values)
         elif name in _FAST:
             result = _FAST[name](m, *values)
@@ -345,8 +352,9 @@ def definitions(wanted: Iterable[tuple[str, str]]) -> str:
         given = ", ".join(f"{arg}: {type}" for arg in args)
         body = "".join(f"  {line}\n" for line in m.lines)
         parts.append(
-            f"func.func private @{function_name(name, type)}({given}) -> {type} attributes "
-            f"{_INLINED} {{\n{body}  return {result.name} : {type}\n}}\n"
+            f"func.func private @{function_name(name, type)}({given}) -> "
+            f"{m.type(result.kind)} attributes {_INLINED} {{\n{body}"
+            f"  return {result.name} : {m.type(result.kind)}\n}}\n"
         )
     declared = []
     for call in sorted(library):

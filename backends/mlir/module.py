@@ -54,8 +54,8 @@ def print_kernel(kernel: Kernel, lanes: int) -> KernelText:
     return KernelText("\n".join(parts), frozenset(names.functions))
 
 
-def print_module(kernels: Mapping[str, KernelText]) -> str:
-    """The module of kernels by name."""
+def print_module(kernels: Mapping[str, KernelText], native_bf16: bool = False) -> str:
+    """The module of kernels by name; with `native_bf16` for machines with AVX512-BF16."""
     block = Block(Names(), 1)
     for number, name in enumerate(kernels):
         slot = block.emit(
@@ -66,7 +66,7 @@ def print_module(kernels: Mapping[str, KernelText]) -> str:
     table = f"llvm.func @{ENTRIES}(%out: !llvm.ptr) {{\n{_text(block)}  llvm.return\n}}\n"
     functions = frozenset().union(*(kernel.functions for kernel in kernels.values()))
     parts = [kernel.named(name) for name, kernel in kernels.items()]
-    return "\n".join([_HEADER, definitions(sorted(functions)), *parts, table])
+    return "\n".join([_HEADER, definitions(sorted(functions), native_bf16), *parts, table])
 
 
 def _text(block: Block) -> str:

@@ -9,15 +9,19 @@ into partial results.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import sympy
 
 from perfopt.backends.index import Size, product
-from perfopt.backends.ir import BLOCK, BLOCK_ROWS, Op
+from perfopt.backends.ir import BLOCK, BLOCK_ROWS, BYTES, Op
 from perfopt.backends.mlir.loops import Loops, identity
 from perfopt.backends.mlir.text import Block, in_memory
 from perfopt.backends.mlir.values import Point, Tile
 from perfopt.backends.schedule import Stage
+
+CACHE_LINE = 64  # bytes
+LINES_AHEAD = 8  # lines of a tile between asking for one and working on it
 
 
 class RowsPrinter(Loops):
@@ -179,10 +183,54 @@ class RowsPrinter(Loops):
         def one(inside: Block, position: str, carried: list[str]) -> list[str]:
             line = Point(inside, frozenset(), row)
             at = {axis.name: position}
+            self._fetch_lines(Point(inside, frozenset((axis.name,)), row, at), start)
+            self._fetch_next_tile(inside, row, start, last, position)
             size = exact or sympy.Symbol("unknown")
             return self._lanes(line, self.plan.stages[0], at, start, stop, carried, size)
 
         self._loop(block, first, last, self.values.size(1), [], one)
+
+    def _fetch_lines(self, line: Point, start: str) -> None:
+        """Ask for what is read of a line that comes soon: each is far from the last in memory."""
+        assert self.plan.tile is not None
+        for op in self.kernel.ops:
+            if op.name != "load" or op in self.plan.turned or op.attr.loaded():
+                continue
+            if op.attr.coefficient(self.lane) != 1 or op.attr.coefficient(self.plan.tile.name) == 0:
+                continue
+            for here in self._cache_lines(line.block, op, start):
+                point = Point(line.block, self.inner, line, {self.lane: here})
+                self.values.prefetch(op, self.plan.tile.name, point, LINES_AHEAD)
+
+    def _cache_lines(self, block: Block, op: Op, start: str) -> list[str]:
+        """Where along the vector axis each cache line of a tile's line begins."""
+        step = CACHE_LINE // BYTES[self.values.memory[op.buffer]]
+        return [
+            block.emit(f"arith.addi {start}, {self.values.size(shift)} : i64")
+            for shift in range(0, self.plan.chunk, step)
+        ]
+
+    def _fetch_next_tile(
+        self, block: Block, row: Point, start: str, last: str, position: str
+    ) -> None:
+        """Ask for this step's share of the next tile, so that memory works while a tile is used."""
+        values, axis, size = self.values, self.plan.tile, self.values.size
+        assert axis is not None
+        done = block.emit(f"arith.addi {position}, {size(self.plan.tile_rows)} : i64")
+        done = block.emit(f"arith.subi {done}, {last} : i64")
+        for op in self.plan.turned:
+            step = CACHE_LINE // BYTES[values.memory[op.buffer]]
+            pieces, each = max(self.plan.tile_rows // step, 1), max(self.plan.chunk // step, 1)
+            first = block.emit(f"arith.muli {done}, {size(each)} : i64")
+            line = block.emit(f"arith.divui {first}, {size(pieces)} : i64")
+            line = block.emit(f"arith.addi {start}, {line} : i64")
+            place = block.emit(f"arith.remui {first}, {size(pieces)} : i64")
+            place = block.emit(f"arith.muli {place}, {size(step)} : i64")
+            place = block.emit(f"arith.addi {last}, {place} : i64")
+            for number in range(each):
+                here = block.emit(f"arith.addi {place}, {size(number * step)} : i64")
+                point = Point(block, self.inner, row, {self.lane: line, axis.name: here})
+                values.prefetch(op, axis.name, point, 0)
 
     def _end(self, block: Block, start: str, piece: int, size: Size) -> str:
         end = block.emit(f"arith.addi {start}, {self.values.size(piece)} : i64")
@@ -238,6 +286,16 @@ class RowsPrinter(Loops):
             self.values.store(store, row)
 
     # ---- column reductions ------------------------------------------------------------------
+
+    @cached_property
+    def _columns_ahead(self) -> list[Op]:
+        """The loads of columns that jump from row to row: the machine does not foresee them."""
+        axis = self.plan.inner[-1].name
+        return [
+            op for op in self.kernel.ops
+            if op.name == "load" and not op.attr.loaded() and op not in self.plan.turned
+            and op.attr.coefficient(self.lane) == 1 and op.attr.coefficient(axis) != 0
+        ]  # fmt: skip
 
     def _columns(self, row: Point, start: str) -> None:
         """A block of columns: at full width, or masked where fewer are left."""
@@ -326,8 +384,12 @@ class RowsPrinter(Loops):
         self, block: Block, stage: Stage, at: dict[str, str], carried: list[str]
     ) -> list[str]:
         found = list(carried)
+        ahead = self._columns_ahead if stage is self.plan.stages[0] else []
         for k, column in enumerate(self._points):
             point = self._point(block, column, at, column.mask)
+            if column.mask is None:
+                for op in ahead:
+                    self.values.prefetch(op, self.plan.inner[-1].name, point, LINES_AHEAD)
             if point.scratch:
                 factor = self.values.size(self.plan.unroll * self.lanes)
                 offset = block.emit(f"arith.muli {point.scratch}, {factor} : i64")

@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass, field
 
 from perfopt.backends.ir import FLOATS, HALF, Op
+from perfopt.backends.mlir.bf16 import NAME as TO_BF16
 from perfopt.backends.mlir.math import function_name
 from perfopt.backends.vocabulary import FUNCTIONS
 
@@ -268,20 +269,12 @@ class Block:
         return self.cast(value, "i1", "u8", vector) if memory == "i1" else value
 
     def _to_bf16(self, value: str, vector: bool) -> str:
-        # In integers: the machine's own conversion flushes denormals, and not every one has it.
-        f32, i32, i16 = (self.type(t, vector) for t in ("f32", "i32", "i16"))
-        bits = self.emit(f"arith.bitcast {value} : {f32} to {i32}")
-        shift = self.constant(16, "i32", vector)
-        high = self.emit(f"arith.shrui {bits}, {shift} : {i32}")
-        odd = self.emit(f"arith.andi {high}, {self.constant(1, 'i32', vector)} : {i32}")
-        bias = self.emit(f"arith.addi {odd}, {self.constant(0x7FFF, 'i32', vector)} : {i32}")
-        rounded = self.emit(f"arith.addi {bits}, {bias} : {i32}")
-        nan = self.emit(f"arith.cmpf uno, {value}, {value} : {f32}")
-        quiet = self.constant(0x7FC00000, "i32", vector)
-        kept = self.select(nan, quiet, rounded, "i32", vector)
-        top = self.emit(f"arith.shrui {kept}, {shift} : {i32}")
-        short = self.emit(f"arith.trunci {top} : {i32} to {i16}")
-        return self.emit(f"arith.bitcast {short} : {i16} to {self.type('bf16', vector)}")
+        before = self.type("f32", vector)
+        self.names.functions.add((TO_BF16, before))
+        return self.emit(
+            f"func.call @{function_name(TO_BF16, before)}({value}) : "
+            f"({before}) -> {self.type('bf16', vector)}"
+        )
 
     def _to_integer(self, x: str, source: str, type: str, vector: bool) -> str:
         limit = float(1 << (_BITS[type] - 1))

@@ -271,10 +271,14 @@ class Values:
             raw = self.load_at(block, self.address(block, base, offset, ty), memory, False, None)
         return block.widened(raw, memory, vector)
 
-    def prefetch(self, op: Op, axis: str, at: Point) -> None:
-        """Ask for what a load reads one step further along an axis; never a fault."""
-        block, step = at.block, self.size(op.attr.coefficient(axis))
-        offset = block.emit(f"arith.addi {self.linear(op.attr, at)}, {step} : i64")
+    def prefetch(self, op: Op, axis: str, at: Point, steps: int = 1) -> None:
+        """Ask for what a load reads so many steps further along an axis; never a fault."""
+        block, offset = at.block, self.linear(op.attr, at)
+        if steps:
+            step = self.size(op.attr.coefficient(axis))
+            if steps > 1:
+                step = block.emit(f"arith.muli {step}, {self.size(steps)} : i64")
+            offset = block.emit(f"arith.addi {offset}, {step} : i64")
         address = self.address(block, f"%{op.buffer}", offset, in_memory(self.memory[op.buffer]))
         block.lines.append(
             f'"llvm.intr.prefetch"({address}) <{{cache = 1 : i32, hint = 3 : i32, rw = 0 : i32}}> '
