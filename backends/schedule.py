@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from perfopt.backends.domain import as_number
 from perfopt.backends.index import Size, product
-from perfopt.backends.ir import BYTES, MEMORY, Axis, Kernel, Op
+from perfopt.backends.ir import BYTES, HALF, MEMORY, Axis, Kernel, Op
 from perfopt.backends.vocabulary import weight
 
 KEEP_WEIGHT = 8  # recomputing fewer simple instructions than this is cheaper than scratch
@@ -25,6 +25,9 @@ TILE_ROW_BYTES = 1024  # read at a stretch from every line of a turned operand
 ROW_CHUNK = 8192  # elements along the vector axis in one step of the grid
 # Bodies up to so many instructions run so many vectors at once; heavier ones fill the registers.
 _UNROLL = ((12, 4), (48, 2))
+# Of long rows, and of rows that are converted on the way, more: their sums would wait.
+_UNROLL_ROWS = ((48, 4),)
+LONG_ROW = {True: 192, False: 4096}  # elements from which a row is long, converted or not
 # Of columns more: neighbours in a row come from memory together.
 _UNROLL_COLUMNS = ((24, 8), (48, 4), (96, 2))
 
@@ -101,7 +104,8 @@ def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
     columns = bool(kernel.reduction) and not across
     short = columns and bool(turned)
     heaviest = max(stage_weight(s) for s in plain)
-    unroll = 1 if short else _unroll(heaviest, lane, lanes, columns)
+    table = _UNROLL_COLUMNS if columns else _row_table(kernel) if across else _UNROLL
+    unroll = 1 if short else _unroll(heaviest, lane, lanes, table)
     lanes_kept = unroll * lanes if columns else 1
     keep = _kept(plain, names, product(a.size for a in inner) * lanes_kept, columns and not short)
     stages = tuple(
@@ -173,8 +177,16 @@ def _pointwise_inner(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return inner
 
 
-def _unroll(heaviest: int, lane: Axis | None, lanes: int, columns: bool) -> int:
-    table = _UNROLL_COLUMNS if columns else _UNROLL
+def _row_table(kernel: Kernel) -> tuple[tuple[int, int], ...]:
+    """How far to unroll what lies across the reduced dimensions."""
+    size = product(axis.size for axis in kernel.reduction)
+    converted = any(buffer.type in HALF for buffer in kernel.buffers)
+    return _UNROLL_ROWS if as_number(size) >= LONG_ROW[converted] else _UNROLL
+
+
+def _unroll(
+    heaviest: int, lane: Axis | None, lanes: int, table: tuple[tuple[int, int], ...]
+) -> int:
     count = next((count for limit, count in table if heaviest <= limit), 1)
     if lanes < 16:  # half the registers as well
         count = min(count, 4)
