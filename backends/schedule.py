@@ -16,7 +16,9 @@ from perfopt.backends.index import Size, product
 from perfopt.backends.ir import BYTES, HALF, MEMORY, Axis, Kernel, Op
 from perfopt.backends.vocabulary import weight
 
-KEEP_WEIGHT = 8  # recomputing fewer simple instructions than this is cheaper than scratch
+# Recomputing fewer simple instructions than this is cheaper than scratch; what is converted on the
+# way from memory is nearly always worth keeping.
+KEEP_WEIGHT = {True: 2, False: 8}
 SCRATCH_BYTES = 128 * 1024  # what one thread may keep on its stack of a row
 COLUMN_SCRATCH_BYTES = 1024 * 1024  # and of a block of columns, half of it shared as a rule
 TILE_VECTORS = 4  # vectors side by side in a tile
@@ -107,7 +109,9 @@ def make_schedule(kernel: Kernel, lanes: int) -> Schedule:
     table = _UNROLL_COLUMNS if columns else _row_table(kernel) if across else _UNROLL
     unroll = 1 if short else _unroll(heaviest, lane, lanes, table)
     lanes_kept = unroll * lanes if columns else 1
-    keep = _kept(plain, names, product(a.size for a in inner) * lanes_kept, columns and not short)
+    kept_weight = KEEP_WEIGHT[_converts(kernel)]
+    room = product(a.size for a in inner) * lanes_kept
+    keep = _kept(plain, names, room, columns and not short, kept_weight)
     stages = tuple(
         Stage(s.reductions, s.stores, tuple(op for op in keep if keep[op] == k))
         for k, s in enumerate(plain)
@@ -180,8 +184,12 @@ def _pointwise_inner(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 def _row_table(kernel: Kernel) -> tuple[tuple[int, int], ...]:
     """How far to unroll what lies across the reduced dimensions."""
     size = product(axis.size for axis in kernel.reduction)
-    converted = any(buffer.type in HALF for buffer in kernel.buffers)
-    return _UNROLL_ROWS if as_number(size) >= LONG_ROW[converted] else _UNROLL
+    return _UNROLL_ROWS if as_number(size) >= LONG_ROW[_converts(kernel)] else _UNROLL
+
+
+def _converts(kernel: Kernel) -> bool:
+    """Whether elements are converted between memory and registers."""
+    return any(buffer.type in HALF for buffer in kernel.buffers)
 
 
 def _unroll(
@@ -236,7 +244,9 @@ def _lane(kernel: Kernel, lanes: int) -> Axis | None:
     return column if contiguous(column) > contiguous(row) else row
 
 
-def _kept(stages: list[Stage], inner: frozenset[str], count: Size, columns: bool) -> dict[Op, int]:
+def _kept(
+    stages: list[Stage], inner: frozenset[str], count: Size, columns: bool, least: int
+) -> dict[Op, int]:
     """The values kept in scratch, with the stage that computes them.
 
     What was read along `columns` is kept too: by the next stage it has left the cache.
@@ -255,7 +265,7 @@ def _kept(stages: list[Stage], inner: frozenset[str], count: Size, columns: bool
         if op.name in ("const", "iota", "cast", "store") or needed > room:
             continue
         read = op.name in ("load", "load_if")
-        if not (read and columns) and (read or _weight(op, keep, inner) < KEEP_WEIGHT):
+        if not (read and columns) and (read or _weight(op, keep, inner) < least):
             continue
         later = range(first[op] + 1, len(stages))
         known = {j: frozenset(k for k in keep if keep[k] < j) for j in later}
