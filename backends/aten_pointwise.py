@@ -179,12 +179,13 @@ def _constant_power(b: Builder, x: Op, exponent: Any) -> Op:
     return b.op("pow", (x, b.const(float(exponent), x.type)), x.type)
 
 
-def _divisor(node: fx.Node) -> int:
-    divisor = node.args[1]
-    # Eager raises on an integer division by zero; a kernel cannot.
-    if not isinstance(divisor, int) or divisor == 0:
-        raise Unsupported("an integer division whose divisor is not a nonzero constant")
-    return divisor
+def _divisor(b: Builder, divisor: Op) -> Op:
+    """An integer divisor, checked as eager does."""
+    if divisor.name == "const":
+        if not divisor.attr:
+            raise Unsupported("an integer division by zero")
+        return divisor
+    return b.nonzero(divisor)
 
 
 def _floor_quotient(b: Builder, x: Op, y: Op) -> Op:
@@ -235,22 +236,21 @@ def _div(b: Builder, node: fx.Node, a: list[Any]) -> Op:
             return _float_floor_divide(b, x, y)
         quotient = b.op("div", (x, y), x.type)
         return b.op("trunc", (quotient,), x.type) if mode == "trunc" else quotient
-    _divisor(node)
+    y = _divisor(b, y)
     return b.op("idiv", (x, y), x.type) if mode == "trunc" else _floor_quotient(b, x, y)
 
 
 def _floor_divide(b: Builder, node: fx.Node, a: list[Any]) -> Op:
     if is_float(a[0]):
         return _float_floor_divide(b, a[0], a[1])
-    _divisor(node)
-    return _floor_quotient(b, a[0], a[1])
+    return _floor_quotient(b, a[0], _divisor(b, a[1]))
 
 
 def _remainder(b: Builder, node: fx.Node, a: list[Any]) -> Op:
     x, y = a[0], a[1]
     if is_float(x):
         return _float_remainder(b, x, y)
-    _divisor(node)
+    y = _divisor(b, y)
     quotient = _floor_quotient(b, x, y)
     return b.op("sub", (x, b.op("mul", (quotient, y), x.type)), x.type)
 
@@ -258,8 +258,7 @@ def _remainder(b: Builder, node: fx.Node, a: list[Any]) -> Op:
 def _fmod(b: Builder, node: fx.Node, a: list[Any]) -> Op:
     if is_float(a[0]):
         return b.op("fmod", (a[0], a[1]), a[0].type)
-    _divisor(node)
-    return b.op("irem", (a[0], a[1]), a[0].type)
+    return b.op("irem", (a[0], _divisor(b, a[1])), a[0].type)
 
 
 def _clamp(b: Builder, node: fx.Node, a: list[Any]) -> Op:

@@ -34,6 +34,8 @@ BYTES |= {"u8": 1, "i1": 1}
 HALF = frozenset({"bf16", "f16"})
 # The operations that touch a buffer.
 MEMORY = frozenset({"load", "load_if", "store", "accumulate"})
+# What a CPU kernel returns where a check has failed, by the operation that checks.
+FAULTS = {"bounded": 1, "nonzero": 2}
 BLOCK = "block"  # the axis that numbers blocks of rows
 BLOCK_ROWS = 64
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
@@ -49,7 +51,8 @@ def compute_type(dtype: torch.dtype) -> str:
 class Op:
     """One SSA operation and its value.
 
-    `load_if` and a `bounded` of two operands happen only where the last operand is true.
+    `load_if`, and a `bounded` or `nonzero` of two operands, happen only where the last operand is
+    true.
     `attr` is the constant of `const`, the `Index` of `load`, `store` and `iota`, the kind of
     `reduce`, the intermediate type of `round`, the limit of `bounded` and the value of `size` as
     an `Index` without axes; `buffer` the one that `load` or `store` touches.
@@ -105,8 +108,8 @@ class Kernel:
 
     @property
     def checked(self) -> bool:
-        """Whether the kernel checks indices, and its entry returns non-zero for a bad one."""
-        return any(op.name == "bounded" for op in self.ops)
+        """Whether the kernel checks values, and its entry returns non-zero for a bad one."""
+        return any(op.name in FAULTS for op in self.ops)
 
     def axis_sizes(self) -> dict[str, Size]:
         """The size of every axis by name."""
@@ -182,6 +185,11 @@ class Builder:
         """An i64 index checked against `size`."""
         args = (index,) if self.guard is None else (index, self.guard)
         return self.op("bounded", args, "i64", Index.of({}, size))
+
+    def nonzero(self, divisor: Op) -> Op:
+        """An integer checked not to be 0."""
+        args = (divisor,) if self.guard is None else (divisor, self.guard)
+        return self.op("nonzero", args, divisor.type)
 
 
 def _hashable(attr: Any) -> Any:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from perfopt.backends.codegen import Writer, argument, free_symbols, source_line
+from perfopt.backends.ir import FAULTS
 from perfopt.backends.region import LoweredRegion, Size, is_region, region_graph
 from perfopt.backends.torch_private import empty_strided_cpu, fast_call, is_overload, is_view
 
@@ -34,7 +35,9 @@ _INFIX = {
     operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=",
 }  # fmt: skip
 # Names that the text uses beside its locals; sizes print as arithmetic with these functions.
-_RESERVED = ("program", "inputs", "slice", "math", "max", "min", "abs", "int", "float", "round")
+_RESERVED = (
+    "program", "inputs", "fault", "slice", "math", "max", "min", "abs", "int", "float", "round",
+)  # fmt: skip
 # Library calls whose results have the strides that tracing foresaw.
 _EXACT = {aten.mm.default, aten.addmm.default, aten.bmm.default}
 
@@ -105,9 +108,12 @@ def restrided(x: Tensor, strides: tuple[int, ...]) -> Tensor:
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def out_of_range(source: str) -> None:
-    """Raise `IndexError` for the user's line `source`, whose index is outside of its dimension."""
-    raise IndexError(f"index out of range in {source or 'a compiled region'}")
+def raise_fault(fault: int, source: str) -> None:
+    """Raise what eager raises for the check that failed in the user's line `source`."""
+    where = source or "a compiled region"
+    if fault == FAULTS["nonzero"]:
+        raise RuntimeError(f"ZeroDivisionError: integer division by zero in {where}")
+    raise IndexError(f"index out of range in {where}")
 
 
 class _Builder:
@@ -329,9 +335,8 @@ class _Builder:
                 continue
             text = f"{kernel}({', '.join([*texts, self.threads])})"
             if call.checked:
-                text += (
-                    f" and {writer.bind('out_of_range', out_of_range)}({source.split('  ')[0]!r})"
-                )
+                raised = writer.bind("raise_fault", raise_fault)
+                text = f"(fault := {text}) and {raised}(fault, {source.split('  ')[0]!r})"
             writer.add(guard + text, (), tuple(sorted(used)), source)
             self.launches += 1
 

@@ -105,10 +105,12 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 # `fold` is a reduction over columns, which `accumulate` carries out block by block.
 # Not pointwise: const, iota (an index as i64), size (a kernel argument), load, store, reduce, and
-# bounded (an i64 index, checked against a limit: 0 in its place and a fault where it is outside).
+# bounded (an i64 index, checked against a limit: 0 in its place and a fault where it is outside),
+# nonzero (an integer divisor: a fault where it is 0).
 STRUCTURAL = frozenset(
-    {"const", "iota", "size", "load", "load_if", "store", "reduce", "bounded", "fold", "accumulate"}
-)
+    {"const", "iota", "size", "load", "load_if", "store", "reduce", "bounded", "nonzero", "fold",
+     "accumulate"}
+)  # fmt: skip
 
 
 def weight(name: str) -> int:

@@ -131,12 +131,26 @@ class Block:
         if type in FLOATS:
             return self.emit(f"arith.{name}f {x}, {y} : {ty}")
         if name in ("idiv", "irem"):
-            # Lanes behind the end hold zeros, and dividing by one traps even there.
-            zero, one = (self.constant(n, type, vector) for n in (0, 1))
-            y = self.select(self.compare("eq", y, zero, type, vector), one, y, type, vector)
-        sign = "u" if type in UNSIGNED else "s"
-        table = {"idiv": f"div{sign}i", "irem": f"rem{sign}i", "shl": "shli", "shr": f"shr{sign}i"}
+            return self._divided(name, x, y, type, vector)
+        table = {"shl": "shli", "shr": "shrui" if type in UNSIGNED else "shrsi"}
         return self.emit(f"arith.{table.get(name, name + 'i')} {x}, {y} : {ty}")
+
+    def _divided(self, name: str, x: str, y: str, type: str, vector: bool) -> str:
+        """The quotient or remainder of integers, without the traps of 0 and of the least by -1.
+
+        Lanes behind the end hold zeros too. What wraps around is the least integer itself.
+        """
+        ty, unsigned = self.type(type, vector), type in UNSIGNED
+        zero, one = (self.constant(n, type, vector) for n in (0, 1))
+        safe = self.select(self.compare("eq", y, zero, type, vector), one, y, type, vector)
+        if not unsigned:
+            below = self.compare("eq", y, self.constant(-1, type, vector), type, vector)
+            safe = self.select(below, one, safe, type, vector)
+        op = ("div" if name == "idiv" else "rem") + ("ui" if unsigned else "si")
+        result = self.emit(f"arith.{op} {x}, {safe} : {ty}")
+        if unsigned or name == "irem":
+            return result
+        return self.select(below, self.binary("sub", zero, x, type, vector), result, type, vector)
 
     def operation(self, op: Op, args: list[str], vector: bool) -> str:
         """The value of a pointwise operation of the vocabulary."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfopt.backends.index import Index, Size
-from perfopt.backends.ir import BYTES, HALF, Buffer, Op
+from perfopt.backends.ir import BYTES, FAULTS, HALF, Buffer, Op
 from perfopt.backends.mlir.text import Block, in_memory
 
-FAULT = "perfopt_fault"  # the module's flag: an index was out of range
+FAULT = "perfopt_fault"  # the module's flag: which check has failed
 
 
 @dataclass
@@ -216,17 +216,23 @@ class Values:
             return self._load(op, at)
         assert op.name != "reduce", "a reduction is used before its stage"
         args = [self.vector(a, at) if vector else self.value(a, at) for a in op.args]
-        if op.name == "bounded":
-            return self._bounded(op, args, at, vector)
+        if op.name in FAULTS:
+            return self._checked(op, args, at, vector)
         return at.block.operation(op, args, vector)
 
-    def _bounded(self, op: Op, args: list[str], at: Point, vector: bool) -> str:
-        """An index that is in range; where it was not, 0 and the module's fault flag set."""
-        index, *guard = args
-        block, limit = at.block, self.size(op.attr.const)
-        limit = block.splat(limit, "i64") if vector else limit
-        ty = block.type("i64", vector)
-        good = block.emit(f"arith.cmpi ult, {index}, {limit} : {ty}")
+    def _checked(self, op: Op, args: list[str], at: Point, vector: bool) -> str:
+        """A value that passes a check; where it does not, the module's fault flag is set.
+
+        An index outside of its dimension becomes 0.
+        """
+        value, *guard = args
+        block, ty = at.block, at.block.type(op.type, vector)
+        limit = block.constant(0, op.type, vector)
+        how = "ne"
+        if op.name == "bounded":
+            how, limit = "ult", self.size(op.attr.const)
+            limit = block.splat(limit, "i64") if vector else limit
+        good = block.emit(f"arith.cmpi {how}, {value}, {limit} : {ty}")
         bad = block.unary("not", good, "i1", vector)
         for condition in guard:
             bad = block.binary("and", bad, condition, "i1", vector)
@@ -235,14 +241,16 @@ class Values:
         some = bad
         if vector:
             some = block.emit(f"vector.reduction <or>, {bad} : vector<{self.lanes}xi1> into i1")
-        flag, one = block.names.fresh(), self.size(1)
+        flag, code = block.names.fresh(), self.size(FAULTS[op.name])
         block.lines += [
             f"scf.if {some} {{",
             f"{flag} = llvm.mlir.addressof @{FAULT} : !llvm.ptr",
-            f"llvm.store {one}, {flag} {{alignment = 8 : i64}} : i64, !llvm.ptr",
+            f"llvm.store {code}, {flag} {{alignment = 8 : i64}} : i64, !llvm.ptr",
             "}",
         ]
-        return block.select(good, index, block.constant(0, "i64", vector), "i64", vector)
+        if op.name == "nonzero":
+            return value
+        return block.select(good, value, block.constant(0, "i64", vector), "i64", vector)
 
     # ---- memory -----------------------------------------------------------------------------
 

@@ -195,14 +195,18 @@ def test_empty_results_are_not_computed() -> None:
     assert program.launches == 0 and program.run([x])[0].shape == (0,)
 
 
-def test_checked_kernels_raise() -> None:
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [(1, IndexError, "index out of range"), (2, RuntimeError, "ZeroDivisionError")],
+)
+def test_checked_kernels_raise(fault: int, error: type[Exception], message: str) -> None:
     x = torch.randn(12)
     gm = region(graph(twice, x)[0], "add", "mul")
     calls = (Call("region_0", ("in0", "out0", 12), checked=True),)
     program = build(
-        gm, lowered={"region_0": lowered(calls=calls)}, kernels={"region_0": lambda *_: 1}
+        gm, lowered={"region_0": lowered(calls=calls)}, kernels={"region_0": lambda *_: fault}
     )  # fmt: skip
-    with pytest.raises(IndexError, match="index out of range"):
+    with pytest.raises(error, match=message):
         program.run([x])
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import perfopt
 from tests.perfopt.comparing import compare
 
 
@@ -215,3 +216,42 @@ def test_integers_and_booleans() -> None:
         x = torch.tensor([[-7, -3, -1, 0], [1, 3, 100, 127]]).to(dtype)
         torch.compiler.reset()
         compare(many, [x, x > 1])
+
+
+DIVISIONS = {
+    "floor": lambda x, y: x // y,
+    "truncated": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "remainder": torch.remainder,
+    "fmod": torch.fmod,
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
+def test_integer_division_by_a_tensor(name: str, dtype: torch.dtype) -> None:
+    def divided(x: Tensor, y: Tensor) -> Tensor:
+        return DIVISIONS[name](x + 1, y) - 1
+
+    least = torch.iinfo(dtype).min
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(least, torch.iinfo(dtype).max, (5, 37), generator=generator).to(dtype)
+    y = torch.randint(max(least, -9), 10, (5, 37), generator=generator).to(dtype)
+    y[y == 0] = 3
+    x[4, 36], y[4, 36] = least, 5
+    torch.compiler.reset()
+    compiled = torch.compile(divided, backend="perfopt")
+    assert torch.equal(compiled(x, y), divided(x, y))
+    assert perfopt.report(compiled).kernels == 1
+    y[4, 36] = 0
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        divided(x, y)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError.*test_operators"):
+        compiled(x, y)
+
+
+def test_the_least_integer_by_minus_one_wraps_around() -> None:
+    # Eager traps here, or wraps, by what the C++ compiler made of it.
+    x = torch.full((33,), torch.iinfo(torch.int32).min, dtype=torch.int32)
+    compiled = torch.compile(lambda a, b: (a // b, a % b), backend="perfopt")
+    quotient, rest = compiled(x, torch.full_like(x, -1))
+    assert torch.equal(quotient, x) and not rest.any()
