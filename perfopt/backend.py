@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from perfopt.compiler import compile_graph
-from perfopt.options import OptionError, Options, switched_off
+from perfopt.options import OptionError, Options, cache_limit, switched_off
 from perfopt.pipelines import check_pipeline
 from perfopt.records import COMPILATIONS_CACHE
 
@@ -31,6 +31,7 @@ def backend(
     try:
         chosen = Options.from_user(mode, options)
         check_pipeline(chosen)
+        cache_limit()
     except OptionError as error:
         log.error("perfopt: %s", error)
         raise

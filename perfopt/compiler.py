@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
@@ -31,6 +32,7 @@ from perfopt.backends.index import Unsupported
 from perfopt.backends.ir import Kernel
 from perfopt.backends.lower import lower_region
 from perfopt.backends.mlir.compile import compile_kernels
+from perfopt.backends.mlir.objects import Objects
 from perfopt.backends.program import build_program
 from perfopt.backends.region import LoweredRegion, is_region, region_graph
 from perfopt.backends.torch_private import (
@@ -39,6 +41,7 @@ from perfopt.backends.torch_private import (
     compile_joint,
     split_joint,
 )
+from perfopt.caching import compiled_objects
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.disabling import is_disabled, mark_disabled
 from perfopt.options import Options
@@ -138,7 +141,8 @@ def _part(
         job.plans.append(Plan(kind, captured, gm, kernels, tuple(decisions)))
         return build_program(kind, captured, {}, {}).run
     with job.timed("kernels"):
-        entries = _compile(lowered, kernels, decisions)
+        sources: Counter[str] = Counter()
+        entries = _compile(lowered, kernels, decisions, compiled_objects(job, kind), sources)
     with job.timed("program"):
         name = f"{kind} {job.number}".strip()
         program = build_program(
@@ -149,7 +153,7 @@ def _part(
             check_strides=kind == "backward",
             verify=partial(verify_region, name) if job.options.verify else None,
         )
-    record = GraphRecord(kind, nodes, program, tuple(decisions))
+    record = GraphRecord(kind, nodes, program, tuple(decisions), dict(sources))
     job.graphs.append(record)
     if job.options.dump:
         _dump(job, record, gm)
@@ -180,22 +184,25 @@ def _compile(
     lowered: dict[str, LoweredRegion],
     kernels: Mapping[str, tuple[Kernel, ...]],
     decisions: list[Decision],
+    objects: Objects | None,
+    sources: Counter[str],
 ) -> dict[str, Callable[..., Any]]:
-    """The entries of all kernels, compiled as one module.
+    """The entries of all kernels, loaded from `objects` or compiled as one module.
 
-    Should that fail, each region is compiled by itself, and those that fail leave `lowered`.
+    `sources` counts where they came from. Should compiling fail, each region is compiled by
+    itself, and those that fail leave `lowered`.
     """
     every = [kernel for group in kernels.values() for kernel in group]
     if not every:
         return {}
     try:
-        return compile_kernels(every)
+        return compile_kernels(every, None, objects, sources)
     except Exception:
         log.warning("perfopt: compiling %d kernels failed", len(every), exc_info=True)
     entries: dict[str, Callable[..., Any]] = {}
     for name, group in kernels.items():
         try:
-            entries |= compile_kernels(group)
+            entries |= compile_kernels(group, None, objects, sources)
         except Exception as error:
             reason = "runs through ATen, its kernel does not compile: {why}"
             text = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,6 +1,7 @@
 """`Options`: everything a user can ask for, checked at once; and the one reader of the environment.
 
-`PERFOPT_DISABLE=1` switches perfopt off: every graph runs as eager runs it.
+`PERFOPT_DISABLE=1` switches perfopt off: every graph runs as eager runs it. `PERFOPT_CACHE_DIR` is
+the folder for compiled kernels, `PERFOPT_CACHE_LIMIT` bounds it.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 MODES = ("default", "aten")
+CACHE_LIMIT = 1 << 30  # bytes
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 class OptionError(ValueError):
@@ -96,6 +101,38 @@ def described() -> list[tuple[str, str, str]]:
 def switched_off() -> bool:
     """Whether the environment turns perfopt off for the whole process."""
     return os.environ.get("PERFOPT_DISABLE", "") not in ("", "0")
+
+
+def cache_directory() -> Path | None:
+    """The folder that compiled code is kept in; None where none is wanted, or no home is known.
+
+    `PERFOPT_CACHE_DIR`; without it `perfopt` in the user's folder for caches.
+    """
+    given = os.environ.get("PERFOPT_CACHE_DIR")
+    if given == "":
+        return None
+    try:
+        if given is not None:
+            return Path(given).expanduser().absolute()
+        caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        # The standard has relative paths ignored.
+        return (caches if caches.is_absolute() else Path.home() / ".cache") / "perfopt"
+    except RuntimeError:
+        return None
+
+
+def cache_limit() -> int:
+    """The bytes that the cache may take: `PERFOPT_CACHE_LIMIT`; raises `OptionError`."""
+    given = os.environ.get("PERFOPT_CACHE_LIMIT", "").strip()
+    if not given:
+        return CACHE_LIMIT
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) *([A-Za-z]*)", given, re.ASCII)
+    units = {unit.lower(): size for unit, size in _UNITS.items()}
+    if match is None or match[2].lower() not in units:
+        name = "PERFOPT_CACHE_LIMIT"
+        allowed = ("bytes as 500000000", "a number with KiB, MiB, GiB or TiB as 1GiB")
+        raise OptionError(name, f"{name} is {given!r}", allowed)
+    return int(float(match[1]) * units[match[2].lower()])
 
 
 def _check(options: Options) -> None:

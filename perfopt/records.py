@@ -26,13 +26,15 @@ class GraphRecord:
     """One compiled graph: "forward", "backward" or "inference".
 
     `decisions` are those of its own passes and of its lowering, `nodes` counts its operations
-    after decomposition, before fusion.
+    after decomposition, before fusion. `sources` counts different kernels by where their code came
+    from: "memory", "disk" or "compiled".
     """
 
     kind: str
     nodes: int
     program: Program
     decisions: tuple[Decision, ...]
+    sources: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ class Compilation:
 
     def __post_init__(self) -> None:
         COMPILATIONS_CACHE.add(self)
+
+    @property
+    def function(self) -> str:
+        """The name of the user's function; "" where it is not known."""
+        return self.code.co_qualname.replace("<locals>.", "") if self.code else ""
 
     def every_decision(self) -> Iterator[Decision]:
         """Its own decisions, then those of its graphs."""

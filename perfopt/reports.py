@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from perfopt.backends.torch_private import backend_of, frame_seconds, is_compiled
@@ -13,6 +13,7 @@ from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.records import COMPILATIONS_CACHE, STAGES, Compilation
 
 WIDTH = 80
+_CAME = {"compiled": "compiled", "disk": "from the cache", "memory": "from this process"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class GraphReport:
     `number` is Dynamo's, `function` the user's, `kind` "forward", "backward" or "inference".
     `operations` counts ATen calls before fusion, `regions` names those that run as generated
     kernels, `launches` counts kernel calls, `library_calls` the others by operator. `source` is
-    the program that runs.
+    the program that runs. `cached` counts different kernels by where their code came from:
+    "memory" (compiled before in this process), "disk" (the cache) or "compiled" (a miss).
     """
 
     number: str
@@ -34,6 +36,7 @@ class GraphReport:
     library_calls: Mapping[str, int]
     decisions: tuple[Decision, ...]
     source: str
+    cached: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return (
@@ -106,6 +109,11 @@ class Report:
             yield from _wrapped(str(graph))
             names = ", ".join(f"{name} x{count}" for name, count in graph.library_calls.items())
             yield from _wrapped(names, "  ", "  ")
+            if sum(graph.cached.values()):
+                came = ", ".join(
+                    f"{many} {_CAME[way]}" for way, many in graph.cached.items() if many
+                )
+                yield f"  different kernels: {came}"
         for verdict in Verdict:
             found = [each for each in self.decisions if each.verdict is verdict]
             if found:
@@ -154,12 +162,11 @@ def _compilations(compiled: Any) -> list[Compilation]:
 
 def _graphs(jobs: list[Compilation]) -> Iterator[GraphReport]:
     for job in jobs:
-        function = job.code.co_qualname.replace("<locals>.", "") if job.code else ""
         for graph in job.graphs:
             program = graph.program
             yield GraphReport(
                 job.number,
-                function,
+                job.function,
                 graph.kind,
                 graph.nodes,
                 program.regions,
@@ -167,6 +174,7 @@ def _graphs(jobs: list[Compilation]) -> Iterator[GraphReport]:
                 program.library_calls,
                 graph.decisions,
                 program.source,
+                graph.sources,
             )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +39,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no GPU"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache() -> Iterator[None]:
+    """No test, nor a process that it starts, reads or writes the user's own cache."""
+    with (
+        tempfile.TemporaryDirectory(prefix="perfopt_tests_") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("PERFOPT_CACHE_DIR", str(Path(folder, "cache")))
+        patch.delenv("PERFOPT_CACHE_LIMIT", raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,60 @@
+"""The cache that a compilation uses, what its keys hold of the options, and Triton's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from perfopt.backends.cache import Cache
+from perfopt.backends.mlir.objects import Objects
+from perfopt.options import Options, cache_directory, cache_limit
+from perfopt.pipelines import pipeline_of
+from perfopt.records import Compilation
+
+# Neither changes any code, and `dump` is a path, which another user or rank has otherwise.
+_WITHOUT_PART = ("dump", "verify")
+
+
+def compiled_objects(job: Compilation, kind: str) -> Objects | None:
+    """Where the kernels of a compilation's graph of a kind are kept; None where no cache is wanted.
+
+    Raises `OptionError` for a limit that is none.
+    """
+    directory = cache_directory()
+    if directory is None:
+        return None
+    label = f"{job.function} {kind}".strip()
+    batch = f"{os.getpid()}.{job.order}"
+    return Objects(_cache_at(directory, cache_limit()), key_parts(job.options), label, batch)
+
+
+def triton_directory() -> Path | None:
+    """The folder for Triton's sources and binaries; None where no cache is wanted."""
+    directory = cache_directory()
+    return directory / "triton" if directory else None
+
+
+def key_parts(options: Options) -> MappingProxyType[str, str]:
+    """What every key has of the options, each in a part of its own, and of the prices."""
+    parts = {
+        f"option.{each.name}": str(getattr(options, each.name))
+        for each in dataclasses.fields(options)
+        if each.name not in _WITHOUT_PART
+    }
+    # In full: two spellings of the same passes are one, and a new default is another.
+    parts["option.pipeline"] = str(pipeline_of(options))
+    parts["calibration"] = calibration_hash()
+    return MappingProxyType(parts)
+
+
+def calibration_hash() -> str:
+    """Which measured prices of this machine decided what is fused; "none" without any."""
+    return "none"
+
+
+@cache
+def _cache_at(directory: Path, limit: int) -> Cache:
+    return Cache(directory, limit)
