@@ -26,7 +26,8 @@ from torch._dynamo.utils import get_compilation_metrics, graph_break_reasons
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.printers import PythonPrinter
@@ -76,10 +77,15 @@ def compile_joint(
 
 
 def split_joint(
-    joint: fx.GraphModule, inputs: Any, **given: Any
+    joint: fx.GraphModule, inputs: Any, shared: bool = False, **given: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Part a joint graph by torch's minimum cut, which honours the user's checkpoint tags."""
-    return min_cut_rematerialization_partition(joint, inputs, **given)
+    """Part a joint graph by torch's minimum cut, which honours the user's checkpoint tags.
+
+    Where common subexpressions are `shared` already, torch need not look for them: to do so it
+    would import much of Inductor.
+    """
+    with functorch_config.patch(cse=functorch_config.cse and not shared):
+        return min_cut_rematerialization_partition(joint, inputs, **given)
 
 
 def _empty_strided(
@@ -215,6 +221,26 @@ def fake_tensors() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
 
     with mode, mock.patch.object(torch.nn.Module, "_apply", apply):
         yield partial(mode.from_tensor, static_shapes=True)
+
+
+@contextmanager
+def fake_parameters(fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Inside of `fake_tensors`: tensors have values again, but the parameters of modules do not.
+
+    For models that look at values while they are built; one parameter at a time is in memory.
+    """
+
+    def taken(module: Any, name: str, parameter: Any) -> Any:
+        if parameter is None or isinstance(parameter, FakeTensor):
+            return parameter
+        return torch.nn.Parameter(fake(parameter.detach()), parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(taken)
+    try:
+        with unset_fake_temporarily():
+            yield
+    finally:
+        hook.remove()
 
 
 def compile_alone(function: Callable[..., Any], backend: Compiler) -> Callable[..., Any]:

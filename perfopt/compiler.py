@@ -46,7 +46,7 @@ from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.disabling import is_disabled, mark_disabled
 from perfopt.options import Options
 from perfopt.passes.base import Level
-from perfopt.pipelines import run_passes
+from perfopt.pipelines import pipeline_of, run_passes
 from perfopt.records import Compilation, GraphRecord, Plan
 from perfopt.verify import verify_region
 
@@ -120,7 +120,9 @@ def _partition(
     mark_disabled(joint, job.options.disable)
     if generate:
         joint = run_passes(job, Level.JOINT, joint)
-    return split_joint(joint, inputs, **given)
+    passes = pipeline_of(job.options).joint if generate else ()
+    shared = any(each.name == "cse" for each in passes)
+    return split_joint(joint, inputs, shared, **given)
 
 
 def _part(
