@@ -11,7 +11,8 @@ An entry is one file, named for the digest of its key:
 Files are written aside and moved into place, so that any number of processes may share a folder
 and any of them may be killed. What does not match its checksum or its name, or is not the user's
 own, is not used. Reading an entry appends a byte, which counts it and makes it the newest: where
-the folder outgrows its limit, the entries not read for longest go first.
+the folder outgrows its limit, the entries not read for longest go first. Triton keeps its own
+files and folders in a folder inside, which count and go like entries.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -34,6 +36,7 @@ from typing import Any
 LIMIT = 1 << 30  # bytes
 _MAGIC = b"perfopt-cache 1"
 _SUFFIX, _UNFINISHED = ".entry", ".unfinished"
+TRITON = "perfopt-triton"  # no folder that a user who gives his home may have in it
 _STALE = 3600  # seconds after which nobody still writes an unfinished file
 _FULL_ENOUGH = 0.9  # of the limit is left when entries had to go
 _OTHERS_MAY_WRITE = 0o022
@@ -122,7 +125,7 @@ class Cache:
             self._unchecked += len(body)
             if self._unchecked > self.limit // 64:
                 self._unchecked = 0
-                self._shrink()
+                self.trim()
         except OSError as error:
             _say_unwritable(str(self.directory), error.strerror or str(error))
 
@@ -134,46 +137,56 @@ class Cache:
                     yield _entry(Path(file.path))
 
     def clear(self) -> tuple[int, int]:
-        """Remove every entry, whole or not; returns how many files and bytes went."""
-        gone = [size for _, size, path in list(self._sizes()) if _remove(path)]
+        """Remove all that is kept here, whole or not; returns how many and their bytes."""
+        gone = [size for _, size, path in list(self._kept()) if _remove(path)]
         return len(gone), sum(gone)
 
     def size(self) -> int:
-        """The bytes of all files."""
-        return sum(size for _, size, _ in self._sizes())
+        """The bytes of all that is kept here."""
+        return sum(size for _, size, _ in self._kept())
 
-    def _path(self, digest: str) -> Path:
-        return self.directory / f"{digest}{_SUFFIX}"
+    def triton(self) -> tuple[int, int]:
+        """How many files and folders Triton keeps here, and their bytes."""
+        kept = [size for _, size, path in self._kept() if path.parent.name == TRITON]
+        return len(kept), sum(kept)
 
-    def _files(self) -> list[os.DirEntry[str]]:
-        try:
-            with os.scandir(self.directory) as found:
-                return [file for file in found if file.name.endswith((_SUFFIX, _UNFINISHED))]
-        except OSError:
-            return []
-
-    def _sizes(self) -> Iterator[tuple[float, int, Path]]:
-        """When each file was last read or written, its size and its path."""
-        for file in self._files():
-            with contextlib.suppress(OSError):  # another process has removed it
-                status = file.stat(follow_symlinks=False)
-                yield status.st_mtime, status.st_size, Path(file.path)
-
-    def _shrink(self) -> None:
+    def trim(self) -> None:
+        """Remove what is longest not used, where there is more than the limit allows."""
         now, total, found = time.time(), 0, []
-        for used, size, path in self._sizes():
-            if path.name.endswith(_UNFINISHED) and used < now - _STALE:
+        for used, size, path in self._kept():
+            unfinished = path.name.endswith(_UNFINISHED)
+            if unfinished and used < now - _STALE:
                 _remove(path)
-            else:
+                continue
+            total += size
+            if not unfinished:
                 found.append((used, size, path))
-                total += size
         if total <= self.limit:
             return
         for _, size, path in sorted(found):
             if total <= self.limit * _FULL_ENOUGH:
                 break
-            if path.name.endswith(_SUFFIX) and _remove(path):
+            if _remove(path):
                 total -= size
+
+    def _path(self, digest: str) -> Path:
+        return self.directory / f"{digest}{_SUFFIX}"
+
+    def _files(self) -> list[os.DirEntry[str]]:
+        found = _listed(self.directory)
+        return [file for file in found if file.name.endswith((_SUFFIX, _UNFINISHED))]
+
+    def _kept(self) -> Iterator[tuple[float, int, Path]]:
+        """When each file or folder was last read or written, its bytes and its path."""
+        for item in [*self._files(), *_listed(self.directory / TRITON)]:
+            with contextlib.suppress(OSError):  # another process has removed it
+                status = item.stat(follow_symlinks=False)
+                used, size = status.st_mtime, status.st_size
+                if item.is_dir(follow_symlinks=False):
+                    inner = [file.stat(follow_symlinks=False) for file in _listed(item.path)]
+                    used = max([used, *(file.st_mtime for file in inner)])
+                    size += sum(file.st_size for file in inner)
+                yield used, size, Path(item.path)
 
 
 def nearest(entry: Entry, others: Iterable[Entry]) -> Entry | None:
@@ -285,10 +298,21 @@ def _write(path: Path, content: bytes) -> None:
 
 def _remove(path: Path) -> bool:
     try:
-        path.unlink()
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     except OSError:
         return False
     return True
+
+
+def _listed(directory: Path | str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as found:
+            return list(found)
+    except OSError:
+        return []
 
 
 @cache

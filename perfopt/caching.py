@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from perfopt.backends.cache import Cache
+from perfopt.backends.cache import TRITON, Cache
 from perfopt.backends.mlir.objects import Objects
 from perfopt.options import Options, cache_directory, cache_limit
 from perfopt.pipelines import pipeline_of
@@ -32,9 +32,16 @@ def compiled_objects(job: Compilation, kind: str) -> Objects | None:
 
 
 def triton_directory() -> Path | None:
-    """The folder for Triton's sources and binaries; None where no cache is wanted."""
+    """The folder for Triton's sources and binaries; None where no cache is wanted.
+
+    Each file or folder in it is one thing to Triton, or else none: they are removed one by one
+    where the cache outgrows its limit, which is looked at once in a process.
+    """
     directory = cache_directory()
-    return directory / "triton" if directory else None
+    if directory is None:
+        return None
+    _trimmed(directory, cache_limit())
+    return directory / TRITON
 
 
 def key_parts(options: Options) -> MappingProxyType[str, str]:
@@ -53,6 +60,11 @@ def key_parts(options: Options) -> MappingProxyType[str, str]:
 def calibration_hash() -> str:
     """Which measured prices of this machine decided what is fused; "none" without any."""
     return "none"
+
+
+@cache
+def _trimmed(directory: Path, limit: int) -> None:
+    _cache_at(directory, limit).trim()
 
 
 @cache

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from rich.console import Console
 from rich.table import Table
 
+from perfopt.cache_commands import add_cache_command
 from perfopt.commands import add_commands
 from perfopt.options import described
 
@@ -28,12 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("passes", help="list the passes, their level and their options")
     commands.add_parser("options", help="list what `options={...}` of torch.compile takes")
     add_commands(commands)
+    add_cache_command(commands)
     args = parser.parse_args(argv)
     if args.command == "passes":
         _passes()
     elif args.command == "options":
         _options()
-    elif args.command in ("explain", "verify"):
+    elif args.command in ("explain", "verify", "cache"):
         return _answer(args)
     else:
         parser.print_help()

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perfopt.backends.cache import LIMIT
+
 MODES = ("default", "aten")
-CACHE_LIMIT = 1 << 30  # bytes
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -125,13 +126,13 @@ def cache_limit() -> int:
     """The bytes that the cache may take: `PERFOPT_CACHE_LIMIT`; raises `OptionError`."""
     given = os.environ.get("PERFOPT_CACHE_LIMIT", "").strip()
     if not given:
-        return CACHE_LIMIT
+        return LIMIT
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) *([A-Za-z]*)", given, re.ASCII)
     units = {unit.lower(): size for unit, size in _UNITS.items()}
     if match is None or match[2].lower() not in units:
         name = "PERFOPT_CACHE_LIMIT"
         allowed = ("bytes as 500000000", "a number with KiB, MiB, GiB or TiB as 1GiB")
-        raise OptionError(name, f"{name} is {given!r}", allowed)
+        raise OptionError(name, f"{name} is {given!r}, not a number of bytes.", allowed)
     return int(float(match[1]) * units[match[2].lower()])
 
 
