@@ -105,8 +105,8 @@ class Cache:
         except Refused:
             _remove(path)
             return None
-        with contextlib.suppress(OSError), open(path, "ab") as file:  # read-only: not counted
-            file.write(b"+")
+        with contextlib.suppress(OSError):  # read-only: not counted
+            _count(path)
         return payload
 
     def put(self, key: Key, payload: bytes, label: str = "", batch: str = "") -> None:
@@ -294,6 +294,12 @@ def _write(path: Path, content: bytes) -> None:
     except BaseException:
         _remove(Path(name))
         raise
+
+
+def _count(path: Path) -> None:
+    # Not made anew where another process has just removed it.
+    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab") as file:
+        file.write(b"+")
 
 
 def _remove(path: Path) -> bool:
