@@ -37,8 +37,8 @@ class CostModel:
         device = self.device
         dtype = "tf32" if self.tf32 and done.matrix_dtype == "float32" else done.matrix_dtype
         # A simple instruction is one FLOP where the peak counts a multiply-add as two.
-        compute = done.matrix / device.matrix_peak(dtype)
-        compute += done.vector / (device.vector_peak(done.vector_dtype) / 2)
+        products = done.matrix / device.matrix_peak(dtype)
+        compute = products + done.vector / (device.vector_peak(done.vector_dtype) / 2)
         memory = self._memory_seconds(moved)
         launch = launches * device.launch_seconds
         roofs: list[tuple[float, Bound]] = [
@@ -46,7 +46,8 @@ class CostModel:
         ]  # fmt: skip
         bound = max(roofs, key=lambda roof: roof[0])[1]
         seconds = launch + max(compute, memory)
-        return Cost(done.matrix + done.vector, float(moved), launches, seconds, bound)
+        flops, roof = done.matrix + done.vector, max(compute, memory)
+        return Cost(flops, float(moved), launches, seconds, bound, roof, products)
 
     def _memory_seconds(self, moved: float) -> float:
         """Seconds to move bytes: what the last-level cache holds at its rate, the rest slower."""

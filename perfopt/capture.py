@@ -19,6 +19,7 @@ from perfopt.backends.torch_private import (
     calling_backend,
     compile_alone,
     compile_id,
+    fake_parameters,
     fake_tensors,
     graph_breaks,
     tree_map,
@@ -30,6 +31,7 @@ from perfopt.options import Options
 from perfopt.pipelines import check_pipeline
 from perfopt.records import Compilation
 
+_VALUELESS = ("DataDependentOutputException", "GuardOnDataDependentSymNode")
 _GPU = re.compile(r"(cuda|xpu|mps)(:\d+)?")
 Made = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 _TORCH = str(Path(torch.__file__).parent)
@@ -74,7 +76,7 @@ def capture(make: Callable[[], Made], train: bool, device: Device, options: Opti
 
     with fake_tensors() as fake:
         with _OnCpu():
-            function, args, kwargs = make()
+            function, args, kwargs = _made(make, fake)
 
         def empty(x: Any) -> Any:
             return fake(x) if isinstance(x, Tensor) else x
@@ -96,6 +98,22 @@ def capture(make: Callable[[], Made], train: bool, device: Device, options: Opti
         why = f": {reasons[0].reason}" if reasons else ""
         raise CaptureError(f"nothing was captured: torch.compile leaves this to eager{why}")
     return Capture(tuple(jobs), reasons)
+
+
+def _made(make: Callable[[], Made], fake: Callable[[Tensor], Tensor]) -> Made:
+    try:
+        return make()
+    except Exception as error:
+        if not any(type(each).__name__ in _VALUELESS for each in _causes(error)):
+            raise
+    with fake_parameters(fake):  # the model looks at values while it is built
+        return make()
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 class _OnCpu(TorchFunctionMode):
@@ -164,7 +182,7 @@ def _problem(error: BaseException) -> str:
         inner, where = cause, user_line(cause) or where
     text = next((line.strip() for line in str(inner).splitlines() if line.strip()), "")
     name = type(inner).__name__
-    if name in ("DataDependentOutputException", "GuardOnDataDependentSymNode"):
+    if name in _VALUELESS:
         text = f"the model reads the value of a tensor, which has none here ({text})"
     else:
         text = f"{name}: {text}" if text else name

@@ -134,9 +134,9 @@ def _part(
     nodes = sum(node.op == "call_function" for node in gm.graph.nodes)
     decisions: list[Decision] = []
     if generate and kind == "inference":  # without a backward graph this is the joint graph
-        gm = run_passes(job, Level.JOINT, gm, decisions)
+        gm = run_passes(job, Level.JOINT, gm, decisions, kind)
     if generate:
-        gm = run_passes(job, Level.GRAPH, gm, decisions)
+        gm = run_passes(job, Level.GRAPH, gm, decisions, kind)
     with job.timed("lowering"):
         lowered, kernels = _lower(job.options, gm, decisions)
     if job.plans is not None:

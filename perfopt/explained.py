@@ -31,6 +31,18 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """One pass on one graph: its text in the pipeline, and the graph after it.
+
+    `graph` is "" where the pass changed nothing.
+    """
+
+    graph_name: str
+    text: str
+    graph: str
+
+
+@dataclass(frozen=True)
 class Part:
     """One graph: "forward", "backward", "inference", or "joint", which only holds decisions.
 
@@ -81,7 +93,7 @@ class Explained:
     """The data of an explanation; `perfopt.Explanation` adds its text and its JSON.
 
     `function` names what was explained, `options` those that are not at their defaults, `versions`
-    those of perfopt and torch.
+    those of perfopt and torch. `passes` are there only where they were asked for.
     """
 
     function: str
@@ -91,6 +103,7 @@ class Explained:
     versions: Mapping[str, str]
     graph_breaks: tuple[GraphBreak, ...]
     graphs: tuple[Part, ...]
+    passes: tuple[Ran, ...] = ()
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

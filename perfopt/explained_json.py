@@ -12,7 +12,7 @@ from perfopt.capture import GraphBreak
 from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.cost_model.device import Device
-from perfopt.explained import Explained, Part, Piece
+from perfopt.explained import Explained, Part, Piece, Ran
 
 SCHEMA = "perfopt.explain/1"
 
@@ -45,6 +45,7 @@ def loads(text: str) -> Explained:
         table["versions"],
         tuple(GraphBreak(**each) for each in table["graph_breaks"]),
         tuple(_read_part(each) for each in table["graphs"]),
+        tuple(Ran(**each) for each in table.get("passes", ())),
     )
 
 
@@ -65,6 +66,7 @@ def _whole(explained: Explained) -> dict[str, Any]:
             "regions": len(explained.regions),
             "library_calls": len(explained.library_calls),
             "bounds": dict(explained.bounds),
+            "mfu": explained.cost.mfu,
         },
         "graph_breaks": [dataclasses.asdict(each) for each in explained.graph_breaks],
         "lines": [
@@ -77,6 +79,7 @@ def _whole(explained: Explained) -> dict[str, Any]:
             for line in explained.lines
         ],
         "graphs": [_part(part, total) for part in explained.graphs],
+        "passes": [dataclasses.asdict(each) for each in explained.passes],
     }
 
 

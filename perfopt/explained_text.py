@@ -266,6 +266,15 @@ def kernels(explained: Explained) -> str:
     return "\n".join(lines)
 
 
+def passes(explained: Explained) -> str:
+    """Every graph after each pass; one word where a pass changed nothing."""
+    lines: list[str] = []
+    for each in explained.passes:
+        title = f"{each.graph_name} after {each.text}"
+        lines += [f"# {title}", each.graph] if each.graph else [f"# {title}: unchanged"]
+    return "\n".join(lines) + "\n"
+
+
 def _wrapped(text: str, first: str = "", rest: str = "  ") -> list[str]:
     return textwrap.wrap(
         text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False

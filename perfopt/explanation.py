@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from perfopt import explained_json, explained_text
+from perfopt import explained_html, explained_json, explained_text
 from perfopt.backends.ir import Kernel
 from perfopt.backends.region import is_region, region_graph
 from perfopt.backends.show import describe
@@ -29,8 +29,9 @@ from perfopt.cost_model.decision import Decision
 from perfopt.cost_model.device import Device, device_named
 from perfopt.cost_model.roofline import CostModel
 from perfopt.cost_model.traffic import is_view
-from perfopt.explained import Explained, Part, Piece
+from perfopt.explained import Explained, Part, Piece, Ran
 from perfopt.options import Options
+from perfopt.passes.graph_text import graph_text
 from perfopt.passes.source import first_source_line, source_line
 from perfopt.records import Plan
 
@@ -62,9 +63,20 @@ class Explanation(Explained):
         """What became of one operation or region; raises `ValueError` for an unknown name."""
         return explained_text.why(self, node)
 
+    def after_passes(self) -> str:
+        """Every graph after each pass, where the explanation was made with `passes`."""
+        return explained_text.passes(self)
+
     def kernels(self) -> str:
         """The kernels that would be generated, as text."""
         return explained_text.kernels(self)
+
+    def to_html(self, kernels: bool = False) -> str:
+        """As one HTML page that needs no other file; with `kernels`, their source too.
+
+        Raises `PlotError` without matplotlib, which `pip install perfopt[html]` brings.
+        """
+        return explained_html.page(self, kernels)
 
     def to_json(self) -> str:
         """As JSON of the schema in `docs/explain.md`."""
@@ -102,10 +114,12 @@ def explain_made(
     train: bool = False,
     device: str | Device = "cpu",
     options: Mapping[str, Any] | None = None,
+    passes: bool = False,
 ) -> Explanation:
     """The same for what `make` gives: a callable, its arguments and its keywords.
 
-    `make` runs where tensors have no memory, so that models of any size can be built.
+    `make` runs where tensors have no memory, so that models of any size can be built. With `passes`
+    the graph after each pass is kept as text.
     """
     chosen = Options.from_user(options=options)
     target = device_named(device) if isinstance(device, str) else device
@@ -118,7 +132,16 @@ def explain_made(
         MappingProxyType({"perfopt": version("perfopt"), "torch": torch.__version__}),
         captured.breaks,
         tuple(_parts(captured, CostModel(target))),
+        tuple(_passes(captured)) if passes else (),
     )
+
+
+def _passes(captured: Capture) -> Iterator[Ran]:
+    for number, job in enumerate(captured.jobs):
+        for kind, steps in job.history:
+            for step in steps:
+                text = graph_text(step.graph) if step.changed else ""
+                yield Ran(f"{number} {kind}", step.text, text)
 
 
 def _changed(options: Options) -> dict[str, object]:

@@ -43,8 +43,11 @@ def run_passes(
     level: Level,
     gm: fx.GraphModule,
     decisions: list[Decision] | None = None,
+    kind: str = "joint",
 ) -> fx.GraphModule:
     """Run the passes of one level; their decisions go to `decisions`, or to the compilation's.
+
+    `kind` is that of the graph: "joint", "forward", "backward" or "inference".
 
     `limit` counts over all levels and graphs. With `verify`, a pass that fails raises instead of
     being left out.
@@ -58,6 +61,8 @@ def run_passes(
     with job.timed("passes"):
         result = run_pipeline(gm, passes, cost, level=level, limit=limit, strict=options.verify)
     job.applied += [each for each in result.decisions if each.verdict is Verdict.APPLIED]
+    if job.plans is not None:
+        job.history.append((kind, result.history))
     (job.decisions if decisions is None else decisions).extend(result.decisions)
     return result.graph
 

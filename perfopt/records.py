@@ -17,6 +17,7 @@ from perfopt.backends.program import Program
 from perfopt.cost_model.decision import Decision
 from perfopt.cost_model.device import Device
 from perfopt.options import Options
+from perfopt.passes.pipeline import Step
 
 STAGES = ("dynamo", "autograd", "passes", "lowering", "kernels", "program")
 
@@ -57,7 +58,8 @@ class Compilation:
 
     `number` is Dynamo's own, as in its logs. `decisions` are those made on Dynamo's graph and on
     the joint graph. `seconds` adds up by stage; "autograd" is what no other stage accounts for.
-    Where `plans` is a list nothing is compiled: it gets what would be, priced for `device`.
+    Where `plans` is a list nothing is compiled: it gets what would be, priced for `device`, and
+    `history` what each pass made of each graph.
     """
 
     number: str
@@ -71,6 +73,7 @@ class Compilation:
     applied: list[Decision] = field(default_factory=list)  # so far, what `limit` counts
     device: Device | None = None  # what prices are for; None: this machine
     plans: list[Plan] | None = None
+    history: list[tuple[str, tuple[Step, ...]]] = field(default_factory=list)  # of plans, by graph
     order: int = field(default_factory=time.monotonic_ns)
 
     def __post_init__(self) -> None:

@@ -340,7 +340,7 @@ def definitions(wanted: Iterable[tuple[str, str]], native_bf16: bool = False) ->
         m = Maker.of(type)
         values = [m.argument(arg) for arg in args]
         if name == TO_BF16:
-            result = to_bf16(m, *values, native_bf16)
+            result = to_bf16(m, values[0], native_bf16)
         elif m.element == "f64":
             result = _in_f64(m, name, values)
         elif name in _FAST:

@@ -34,7 +34,8 @@ def cost(fn: Any, *args: Any) -> Cost:
 
 def test_pointwise() -> None:
     found = cost(torch.add, torch.ones(1000), torch.ones(1000))
-    assert found == Cost(1000, 12000, 1, 1e-6 + 12e-6, "memory")
+    assert found == Cost(1000, 12000, 1, 1e-6 + 12e-6, "memory", 12e-6)
+    assert found.achieved == pytest.approx(12 / 13) and found.mfu == 0.0
 
 
 def test_functions_cost_more_than_one_flop() -> None:
