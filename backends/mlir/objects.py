@@ -109,14 +109,14 @@ def openmp_library() -> str:
 
 
 def described(kernel: Kernel) -> str:
-    """A kernel's sizes and types for people, as "4x8 sum 16: f32, f32 -> f32"."""
+    """A kernel's sizes and types for people, as "4x8 over 16: f32, f32 to f32"."""
     sizes = ["x".join(str(axis.size) for axis in axes)
              for axes in (kernel.parallel, kernel.reduction)]  # fmt: skip
     read, written = (
         ", ".join(buffer.type for buffer in kernel.buffers if buffer.written == side)
         for side in (False, True)
     )
-    return f"{' over '.join(filter(None, sizes)) or 'scalar'}: {read} -> {written}"
+    return f"{' over '.join(filter(None, sizes)) or 'scalar'}: {read} to {written}"
 
 
 @cache
