@@ -71,14 +71,16 @@ def build_program(
     *,
     check_strides: bool = False,
     verify: Check | None = None,
+    clock: Callable[[str], None] | None = None,
 ) -> Program:
     """The program of a functional ATen graph.
 
     `lowered` has the regions, by target, that run as kernels; all entries that they call are in
     `kernels`. `check_strides` puts inputs that kernels read into the strides they were traced with
-    (backward graphs: what autograd passes may differ). `verify` is called after every region.
+    (backward graphs: what autograd passes may differ). `verify` is called after every region,
+    `clock` after every call and region with its name, and at the start with "".
     """
-    build = _Builder(gm, lowered, kernels, check_strides, verify)
+    build = _Builder(gm, lowered, kernels, check_strides, verify, clock)
     source = build.text(name)
     run = _compiled(name, source, build.writer.bound)
     return Program(
@@ -124,12 +126,14 @@ class _Builder:
         kernels: Mapping[str, Callable[..., Any]],
         check_strides: bool,
         verify: Check | None,
+        clock: Callable[[str], None] | None = None,
     ) -> None:
         self.gm = gm
         self.lowered = lowered
         self.kernels = kernels
         self.check_strides = check_strides
         self.verify = verify
+        self.clock = clock
         self.writer = Writer()
         self.local: dict[fx.Node, str] = {}
         self.exact: set[str] = set()  # locals known to have the strides of their fake tensor
@@ -143,6 +147,7 @@ class _Builder:
         for reserved in _RESERVED:
             names.fresh(reserved)
         self._inputs()
+        self._tick("")
         for node in self.gm.graph.nodes:
             self._node(self.gm, node)
         title = f"# {name}\n" if name else ""
@@ -241,6 +246,7 @@ class _Builder:
             f"{local} = {text}", (local,), tuple(sorted(used)), source_line(node),
             lasting=local in self.writer.symbols.values(),
         )  # fmt: skip
+        self._tick(node.name)
         if node.target in _EXACT or (is_view(node.target) and args[0] in self.exact):
             self.exact.add(local)
 
@@ -307,6 +313,7 @@ class _Builder:
         if len(items) < len(node.users):
             local = self.local[node] = writer.names.fresh(node.name)
             writer.add(f"{local} = ({', '.join(outputs)},)", (local,), tuple(outputs), source)
+        self._tick(str(node.target))
         self.regions.append(str(node.target))
         if self.verify is not None:
             self._verify(node, outputs, source)
@@ -377,6 +384,10 @@ class _Builder:
         results = f"({', '.join(outputs)},)"
         text = f"{check}({name!r}, {subgraph}, {args}, {results})"
         self.writer.add(text, (), tuple(sorted(used)), source)
+
+    def _tick(self, name: str) -> None:
+        if self.clock is not None:
+            self.writer.add(f"{self.writer.bind('clock', self.clock)}({name!r})", (), ())
 
     def _spell_out(self, node: fx.Node) -> None:
         """A region as the calls of its subgraph."""

@@ -154,6 +154,7 @@ def _part(
             entries,
             check_strides=kind == "backward",
             verify=partial(verify_region, name) if job.options.verify else None,
+            clock=job.clock(kind),
         )
     record = GraphRecord(kind, nodes, program, tuple(decisions), dict(sources))
     job.graphs.append(record)

@@ -50,6 +50,9 @@ def add(commands: Any) -> None:
     shown.add_argument("--all", action="store_true", help="what takes less than 1%% too")
     shown.add_argument("--why", metavar="NODE", help="what became of one operation or region")
     shown.add_argument("--diff", action="store_true", help="two devices, or two sets of options")
+    shown.add_argument(
+        "--measure", action="store_true", help="run it here: measured beside predicted"
+    )
     shown.add_argument("--passes", action="store_true", help="the graph after each pass")
     shown.add_argument("--kernels", action="store_true", help="the generated kernels as well")
     shown.add_argument("--json", action="store_true", help="JSON, as docs/explain.md describes it")
@@ -73,7 +76,8 @@ def _explain(args: argparse.Namespace) -> Answer:
         raise ValueError("--diff compares two: two of --device, or one and --against KEY=VALUE")
     _refuse(args, len(sides))
     found: list[Explanation] = [
-        explain_made(make, name, args.train, device, given, args.passes) for device, given in sides
+        explain_made(make, name, args.train, device, given, args.passes, args.measure)
+        for device, given in sides
     ]
     text = _text(args, found)
     if args.html:

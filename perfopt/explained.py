@@ -19,6 +19,7 @@ class Piece:
     `name` is the region's, or that of the call's node. `operators` are the ATen operators that it
     computes and `nodes` the names of all inside, views included; `kernels` are the generated
     kernels as text, none for a library call. `source` is the user's line as `file.py:12`, or "".
+    `measured` are seconds on this machine, where they were asked for.
     """
 
     kind: Literal["region", "library call"]
@@ -28,6 +29,16 @@ class Piece:
     kernels: tuple[str, ...]
     source: str
     cost: Cost
+    measured: float | None = None
+
+    @property
+    def factor(self) -> float | None:
+        """Measured seconds over predicted ones; None where nothing was measured."""
+        return (
+            None
+            if self.measured is None or not self.cost.seconds
+            else (self.measured / self.cost.seconds)
+        )
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,12 @@ class Explained:
     def before(self) -> Cost:
         """The price of everything without the passes."""
         return sum((part.before for part in self.graphs), Cost())
+
+    @property
+    def measured(self) -> float | None:
+        """Measured seconds of everything; None where nothing was measured."""
+        found = [piece.measured for piece in self.pieces if piece.measured is not None]
+        return sum(found) if found else None
 
     @property
     def peak_bytes(self) -> int:

@@ -120,6 +120,7 @@ def _piece(piece: Piece, total: float) -> dict[str, Any]:
         "operators": piece.operators,
         "nodes": piece.nodes,
         "kernels": piece.kernels,
+        "measured": piece.measured,
     }
 
 
@@ -160,6 +161,7 @@ def _read_part(table: dict[str, Any]) -> Part:
                 tuple(piece["kernels"]),
                 piece["source"],
                 Cost(**piece["cost"]),
+                piece.get("measured"),
             )
             for piece in table["pieces"]
         ),

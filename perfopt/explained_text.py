@@ -53,6 +53,8 @@ def _digits(number: float) -> str:
 def whole(explained: Explained, every: bool = False) -> str:
     """The explanation for reading; with `every`, lines of less than 1% of the time too."""
     blocks = [_head(explained), *_breaks(explained), [*_table(explained, every)]]
+    if explained.measured is not None:
+        blocks.append([*_beside(explained, every)])
     general = [pair for line in explained.lines if not line.source for pair in line.decisions]
     nowhere = [] if any(not line.source and line.pieces for line in explained.lines) else general
     if nowhere:
@@ -77,6 +79,9 @@ def _head(explained: Explained) -> list[str]:
     )
     gain = f", {seconds_text(before.seconds)} without the passes" if before.seconds else ""
     lines.append(f"  predicted  {seconds_text(total.seconds)}{gain}")
+    if explained.measured is not None:
+        factor = explained.measured / total.seconds if total.seconds else 0.0
+        lines.append(f"  measured   {seconds_text(explained.measured)}, {_factor(factor)}")
     bounds = ", ".join(
         f"{bound} {_percent(seconds, total.seconds)}" for bound, seconds in explained.bounds.items()
     )
@@ -139,6 +144,39 @@ def _line(line: Line, total: float, every: bool) -> Iterator[str]:
         times = f" x{len(pieces)}" if len(pieces) > 1 else ""
         yield _cost_row(f"  {name}{times}", cost, total)
     yield from _decisions(line.decisions, every)
+
+
+def _beside(explained: Explained, every: bool) -> Iterator[str]:
+    """Pieces with what was measured beside what was predicted, the worst factor first."""
+    yield f"{'measured beside predicted, worst first':46}{'predicted':>10}{'measured':>10}  factor"
+    yield ""
+    total = max(explained.cost.seconds, explained.measured or 0.0)
+    rows = [
+        (part, piece, piece.measured, piece.factor)
+        for part in explained.graphs
+        for piece in part.pieces
+        if piece.measured is not None and piece.factor
+        if every or max(piece.measured, piece.cost.seconds) >= SMALL * total
+    ]
+    for part, piece, seconds, factor in sorted(
+        rows, key=lambda row: (-max(row[3] or 0.0, 1 / (row[3] or 1.0)), row[1].name)
+    ):
+        inside = f"{len(piece.operators)} ops" if len(piece.operators) > 1 else _short(piece)
+        name = f"{_SHORT[part.kind]}: {piece.name}: {inside}"
+        if piece.kind == "library call":
+            name = f"{_SHORT[part.kind]}: {piece.name}"
+        name += f"  {piece.source}" if piece.source else ""
+        yield (
+            f"  {_cut(name, 44):44}{seconds_text(piece.cost.seconds):>10}"
+            f"{seconds_text(seconds or 0.0):>10}  {_factor(factor or 0.0)}"
+        )
+
+
+def _factor(factor: float) -> str:
+    """A factor with marks from 1.5, 3 and 10 on, whichever way."""
+    off = max(factor, 1 / factor) if factor else 0.0
+    marks = "!" * sum(off >= limit for limit in (1.5, 3.0, 10.0))
+    return f"{factor:.2f}x {marks}".rstrip()
 
 
 def _grouped(pieces: Sequence[tuple[Part, Piece]]) -> dict[str, list[Piece]]:
@@ -208,8 +246,8 @@ def _cost_row(name: str, cost: Cost, total: float) -> str:
     )  # fmt: skip
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _NAME else name[: _NAME - 3] + "..."
+def _cut(name: str, width: int = _NAME) -> str:
+    return name if len(name) <= width else name[: width - 3] + "..."
 
 
 def why(explained: Explained, name: str) -> str:

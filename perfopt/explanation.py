@@ -30,6 +30,7 @@ from perfopt.cost_model.device import Device, device_named
 from perfopt.cost_model.roofline import CostModel
 from perfopt.cost_model.traffic import is_view
 from perfopt.explained import Explained, Part, Piece, Ran
+from perfopt.measured import measure
 from perfopt.options import Options
 from perfopt.passes.graph_text import graph_text
 from perfopt.passes.source import first_source_line, source_line
@@ -115,15 +116,22 @@ def explain_made(
     device: str | Device = "cpu",
     options: Mapping[str, Any] | None = None,
     passes: bool = False,
+    measured: bool = False,
 ) -> Explanation:
     """The same for what `make` gives: a callable, its arguments and its keywords.
 
     `make` runs where tensors have no memory, so that models of any size can be built. With `passes`
-    the graph after each pass is kept as text.
+    the graph after each pass is kept as text. With `measured` the model is run as well, which needs
+    memory and the device: only "cpu" so far, else `ValueError`.
     """
     chosen = Options.from_user(options=options)
     target = device_named(device) if isinstance(device, str) else device
+    if measured and device != "cpu":
+        raise ValueError(f"measuring needs the device: this machine is 'cpu', not {target.name!r}")
     captured = capture(make, train, target, chosen)
+    parts = tuple(_parts(captured, CostModel(target)))
+    if measured:
+        parts = _measured(parts, measure(make, train, chosen))
     return Explanation(
         name,
         target,
@@ -131,8 +139,23 @@ def explain_made(
         MappingProxyType(_changed(chosen)),
         MappingProxyType({"perfopt": version("perfopt"), "torch": torch.__version__}),
         captured.breaks,
-        tuple(_parts(captured, CostModel(target))),
+        parts,
         tuple(_passes(captured)) if passes else (),
+    )
+
+
+def _measured(
+    parts: tuple[Part, ...], seconds: Mapping[tuple[str, str], float]
+) -> tuple[Part, ...]:
+    return tuple(
+        replace(
+            part,
+            pieces=tuple(
+                replace(piece, measured=seconds.get((part.name, piece.name)))
+                for piece in part.pieces
+            ),
+        )
+        for part in parts
     )
 
 

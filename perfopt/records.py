@@ -52,6 +52,21 @@ class Plan:
     decisions: tuple[Decision, ...]
 
 
+@dataclass
+class Clock:
+    """Seconds that each call and region of one graph took, run by run, by its name."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    last: float = 0.0
+
+    def __call__(self, name: str) -> None:
+        """`name` has ended; "" where the graph begins."""
+        now = time.perf_counter()
+        if name:
+            self.seconds.setdefault(name, []).append(now - self.last)
+        self.last = time.perf_counter()
+
+
 @dataclass(eq=False)
 class Compilation:
     """One of Dynamo's graphs on its way through the stages; filled as they run.
@@ -74,6 +89,7 @@ class Compilation:
     device: Device | None = None  # what prices are for; None: this machine
     plans: list[Plan] | None = None
     history: list[tuple[str, tuple[Step, ...]]] = field(default_factory=list)  # of plans, by graph
+    clocks: dict[str, Clock] | None = None  # by graph; where there are any, each piece is timed
     order: int = field(default_factory=time.monotonic_ns)
 
     def __post_init__(self) -> None:
@@ -89,6 +105,10 @@ class Compilation:
         yield from self.decisions
         for graph in self.graphs:
             yield from graph.decisions
+
+    def clock(self, kind: str) -> Clock | None:
+        """The clock of a graph, where pieces are timed."""
+        return None if self.clocks is None else self.clocks.setdefault(kind, Clock())
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

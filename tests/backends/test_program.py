@@ -239,3 +239,16 @@ def test_verify_sees_every_region() -> None:
     ((name, module, args, results),) = seen
     assert name == "region_0" and args[0] is x
     torch.testing.assert_close(module(*args), results)
+
+
+def test_a_clock_hears_of_every_call_and_region() -> None:
+    x = torch.randn(12)
+    calls = (Call("region_0", ("in0", "out0", 12)),)
+    heard: list[str] = []
+    for given in (
+        {"lowered": lowered(calls=calls), "kernels": {"region_0": lambda *_: 0}},
+        {},
+    ):
+        gm = region(graph(lambda x: twice(x).exp(), x)[0], "add", "mul")
+        build(gm, clock=heard.append, **given).run([x])
+    assert heard == ["", "region_0", "neg", "exp", "", "add", "mul", "neg", "exp"]

@@ -53,6 +53,15 @@ def test_graphs_are_shown_after_each_pass(capsys: pytest.CaptureFixture[str]) ->
     assert "# 0 forward after fuse" in shown(capsys, "--passes", "--train")
 
 
+def test_measured_times_stand_beside_predicted_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    table = json.loads(shown(capsys, "--train", "--measure", "--json"))
+    pieces = [piece for graph in table["graphs"] for piece in graph["pieces"]]
+    assert pieces and all(piece["measured"] > 0 for piece in pieces)
+    text = shown(capsys, "--measure", "--all")
+    assert "measured beside predicted" in text and "  measured   " in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_options_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
     table = json.loads(
         shown(capsys, "--set", "mode=aten", "--set", "exact_rounding=True", "--json")
@@ -76,6 +85,7 @@ def test_a_page_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         ([MODEL, "--set", "mode"], "'mode' is not of the form KEY=VALUE"),
         ([MODEL, "--set", "pipelin=x"], "did you mean 'pipeline'"),
         ([MODEL, "--device", "h1000"], "h100"),
+        ([MODEL, "--device", "h100", "--measure"], "this machine is 'cpu', not 'H100"),
         ([MODEL, "--device", "h100", "--device", "a100", "--why", "x"], "--why is about one"),
         ([MODEL, "--html", "/nowhere/page.html"], "/nowhere/page.html"),
         ([MODEL, "--why", "gelo"], "no operation or region is called 'gelo'"),
