@@ -1,25 +1,20 @@
-"""Devices: the figures that every price is made of.
-
-A figure of `devices.toml` stands beside the key of its source; `Device.sources` keeps them, so
-that a report can say where a peak comes from. Peaks are dense (no structured sparsity).
-"""
+"""Devices by name: those of `devices.toml`, those of a user's file, and this machine's CPU."""
 
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
 
 import torch
 
+from perfopt.cost_model.specification import Device, DeviceFileError, nearest, parsed
+
 ONEDNN = "float32/onednn"  # f32 products by oneDNN, where they are faster than ATen's own
-Kind = Literal["gpu", "cpu"]
 # What a core does where no datasheet is asked: see `host_device`.
 _CLOCK = 3.0e9  # cycles per second under vector load
 _PIPES = 2  # vector multiply-add pipes per core
@@ -28,76 +23,12 @@ _SOCKET_BANDWIDTH = 200e9  # bytes per second that all cores draw together
 _CACHE_PER_CORE = 4 << 20  # bytes of last-level cache per core
 _CALL = 1.5e-6  # seconds from one call in the program to the next
 _VECTOR_BITS = {"AVX512": 512, "AVX2": 256}
+# Makers and brands that a name may have or leave out.
+_BRANDS = re.compile(r"\b(nvidia|amd|intel|tesla|geforce|instinct|radeon)\b")
 
 
 class UnknownDeviceError(ValueError):
-    """A device name that `devices.toml` does not hold."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """One device as a roofline sees it.
-
-    `peaks` are FLOP/s of dense matrix products by the dtype of the operands ("bfloat16"; for
-    accumulation in another type than usual "float16/float16"); a multiply-add counts as two.
-    `vector` are FLOP/s of the lanes that pointwise code runs on, counted the same way.
-    Bandwidths are bytes/s, sizes bytes, `launch_seconds` what one kernel or library call costs
-    apart from its work. `cache_bandwidth` of 0.0 means unknown: the cache is then not counted on.
-    """
-
-    name: str
-    kind: Kind
-    peaks: Mapping[str, float]
-    vector: Mapping[str, float]
-    memory_bandwidth: float
-    memory_bytes: float
-    launch_seconds: float
-    cores: int
-    cache_bytes: float = 0.0
-    cache_bandwidth: float = 0.0
-    vector_bits: int = 0
-    arch: str = ""
-    aliases: tuple[str, ...] = ()
-    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-    def matrix_peak(self, dtype: str) -> float:
-        """FLOP/s of matrix products in `dtype`; float32's where the device has no such units."""
-        return self.peaks.get(dtype, self.peaks["float32"])
-
-    def vector_peak(self, dtype: str) -> float:
-        """FLOP/s of pointwise code computing in `dtype`; float32's unless listed."""
-        return self.vector.get(dtype, self.vector["float32"])
-
-
-def _figure(entry: Mapping[str, Any], name: str, sources: dict[str, str]) -> float:
-    figure = entry[name]
-    sources[name] = figure["source"]
-    return float(figure["value"])
-
-
-def _parsed(entry: Mapping[str, Any], texts: Mapping[str, str]) -> Device:
-    keys: dict[str, str] = {}
-    peaks = {}
-    for dtype, figure in entry["peaks"].items():
-        peaks[dtype] = float(figure["value"])
-        keys[f"peaks.{dtype}"] = figure["source"]
-    names = ("memory_bandwidth", "memory_bytes", "launch_seconds", "cache_bytes", "cores")
-    bandwidth, memory, launch, cache_bytes, cores = (_figure(entry, n, keys) for n in names)
-    vector = {dtype: peaks[dtype] for dtype in ("float64", "float32")}
-    return Device(
-        name=entry["name"],
-        kind=entry["kind"],
-        peaks=MappingProxyType(peaks),
-        vector=MappingProxyType(vector),
-        arch=entry["arch"],
-        aliases=tuple(entry["aliases"]),
-        sources=MappingProxyType({name: texts[key] for name, key in keys.items()}),
-        memory_bandwidth=bandwidth,
-        memory_bytes=memory,
-        launch_seconds=launch,
-        cache_bytes=cache_bytes,
-        cores=int(cores),
-    )
+    """A device name that neither `devices.toml` nor a file holds."""
 
 
 @cache
@@ -105,32 +36,77 @@ def known_devices() -> tuple[Device, ...]:
     """The devices of `devices.toml`, in its order."""
     text = files("perfopt.cost_model").joinpath("devices.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
-    return tuple(_parsed(entry, table["sources"]) for entry in table["device"])
+    made: dict[str, Device] = {}
+    for entry in table["device"]:
+        base = made[entry["like"]] if "like" in entry else None
+        made[entry["name"]] = parsed(entry, table["sources"], base, "devices.toml")
+    return tuple(made.values())
 
 
-def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
+def plain_name(name: str) -> str:
+    """A name without case, punctuation, maker and brand."""
+    words = _BRANDS.sub(" ", re.sub(r"[^a-z0-9]+", " ", name.lower()))
+    return words.replace(" ", "")
+
+
+@cache
+def _spellings() -> dict[str, Device]:
+    return {
+        plain_name(spelling): device
+        for device in known_devices()
+        for spelling in (device.name, *device.aliases)
+    }
 
 
 def device_named(name: str) -> Device:
     """The device of that name or alias, however spelled; "cpu" is the host.
 
-    Raises `UnknownDeviceError` that names the nearest ones.
+    A path to a TOML file gives the device that it describes. Raises `UnknownDeviceError` that
+    names the nearest ones, and `DeviceFileError` for a file that describes none.
     """
-    wanted = _plain(name)
+    if name.lower().endswith(".toml"):
+        return device_from(Path(name))
+    # torch's names of AMD's architectures have their features behind a colon.
+    wanted = plain_name(name.split(":")[0] if name.startswith("gfx") else name)
     if wanted in ("cpu", "host"):
         return host_device()
-    spellings: dict[str, Device] = {}
-    for device in known_devices():
-        for spelling in (device.name, *device.aliases):
-            spellings[_plain(spelling)] = device
+    spellings = _spellings()
     if wanted in spellings:
         return spellings[wanted]
     near = difflib.get_close_matches(wanted, list(spellings), n=3, cutoff=0.4)
-    nearest = list(dict.fromkeys(spellings[each].name for each in near))
+    nearby = list(dict.fromkeys(spellings[each].name for each in near))
     allowed = ", ".join(["cpu", *(device.name for device in known_devices())])
-    hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
-    raise UnknownDeviceError(f"unknown device {name!r}{hint}; known: {allowed}")
+    hint = f"; nearest: {', '.join(nearby)}" if nearby else ""
+    raise UnknownDeviceError(
+        f"unknown device {name!r}{hint}; known: {allowed}, or the path of a .toml file"
+    )
+
+
+def device_from(path: Path) -> Device:
+    """The device that a TOML file describes; see `docs/devices.md`.
+
+    Raises `DeviceFileError` that names the file, the key, and what is allowed there.
+    """
+    try:
+        entry = tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnknownDeviceError(f"unknown device {str(path)!r}: there is no such file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DeviceFileError(f"{path}: {error}") from None
+    sources = entry.pop("sources", {})
+    if not isinstance(sources, dict) or not all(isinstance(v, str) for v in sources.values()):
+        raise DeviceFileError(f"{path}: sources is not a table of texts")
+    return parsed(entry, sources, _like(entry.get("like"), path), str(path))
+
+
+def _like(name: object, path: Path) -> Device | None:
+    if name is None:
+        return None
+    base = _spellings().get(plain_name(name)) if isinstance(name, str) else None
+    if base is None:
+        hint = nearest(str(name), [n for d in known_devices() for n in (d.name, *d.aliases)])
+        raise DeviceFileError(f"{path}: like is {name!r}, which is no known device{hint}")
+    return base
 
 
 @cache
