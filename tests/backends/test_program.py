@@ -246,7 +246,7 @@ def test_a_clock_hears_of_every_call_and_region() -> None:
     calls = (Call("region_0", ("in0", "out0", 12)),)
     heard: list[str] = []
     for given in (
-        {"lowered": lowered(calls=calls), "kernels": {"region_0": lambda *_: 0}},
+        {"lowered": {"region_0": lowered(calls=calls)}, "kernels": {"region_0": lambda *_: 0}},
         {},
     ):
         gm = region(graph(lambda x: twice(x).exp(), x)[0], "add", "mul")
