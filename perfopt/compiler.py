@@ -12,11 +12,13 @@ Whatever cannot be lowered or compiled runs through ATen, with a decision that s
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,6 +72,19 @@ def compile_graph(
     return run_stages(job, gm, example_inputs, generate)
 
 
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """No search for garbage cycles inside: one takes as long as the passes, and finds little."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_without_collecting()
 def run_stages(
     job: Compilation, gm: fx.GraphModule, example_inputs: Sequence[Any], generate: bool
 ) -> Callable[..., Any]:
@@ -125,6 +140,7 @@ def _partition(
     return split_joint(joint, inputs, shared, **given)
 
 
+@_without_collecting()  # again: a backward graph may be compiled later
 def _part(
     job: Compilation, kind: str, generate: bool, gm: fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[..., Any]:
@@ -156,7 +172,8 @@ def _part(
             verify=partial(verify_region, name) if job.options.verify else None,
             clock=job.clock(kind),
         )
-    record = GraphRecord(kind, nodes, program, tuple(decisions), dict(sources))
+    plan = Plan(kind, captured, gm, kernels, tuple(decisions))
+    record = GraphRecord(kind, nodes, program, plan, dict(sources))
     job.graphs.append(record)
     if job.options.dump:
         _dump(job, record, gm)

@@ -39,7 +39,7 @@ def loads(text: str) -> Explained:
     maps = {name: MappingProxyType(device[name]) for name in ("peaks", "vector", "sources")}
     return Explained(
         table["function"],
-        Device(**{**device, **maps, "aliases": tuple(device["aliases"])}),
+        Device(**{**device, **maps, **_pairs(device)}),
         table["train"],
         table["options"],
         table["versions"],
@@ -86,6 +86,12 @@ def _whole(explained: Explained) -> dict[str, Any]:
 def _device(device: Device) -> dict[str, Any]:
     table = {field.name: getattr(device, field.name) for field in dataclasses.fields(device)}
     return {k: dict(v) if isinstance(v, Mapping) else v for k, v in table.items()}
+
+
+def _pairs(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a device that JSON has made lists of."""
+    copies = tuple((bytes, rate) for bytes, rate in table.get("copies", ()))
+    return {"aliases": tuple(table["aliases"]), "copies": copies}
 
 
 def _cost(cost: Cost | None) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ needed, and nothing is compiled.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -34,7 +34,8 @@ from perfopt.measured import measure
 from perfopt.options import Options
 from perfopt.passes.graph_text import graph_text
 from perfopt.passes.source import first_source_line, source_line
-from perfopt.records import Plan
+from perfopt.pipelines import cost_model
+from perfopt.records import Compilation, Plan
 
 
 class Explanation(Explained):
@@ -129,7 +130,7 @@ def explain_made(
     if measured and device != "cpu":
         raise ValueError(f"measuring needs the device: this machine is 'cpu', not {target.name!r}")
     captured = capture(make, train, target, chosen)
-    parts = tuple(_parts(captured, CostModel(target)))
+    parts = tuple(_parts(captured.jobs, CostModel(target)))
     if measured:
         parts = _measured(parts, measure(make, train, chosen))
     return Explanation(
@@ -137,7 +138,7 @@ def explain_made(
         target,
         train,
         MappingProxyType(_changed(chosen)),
-        MappingProxyType({"perfopt": version("perfopt"), "torch": torch.__version__}),
+        _versions(),
         captured.breaks,
         parts,
         tuple(_passes(captured)) if passes else (),
@@ -177,13 +178,34 @@ def _changed(options: Options) -> dict[str, object]:
     return found
 
 
-def _parts(captured: Capture, cost: CostModel) -> Iterator[Part]:
-    for number, job in enumerate(captured.jobs):
+def explain_compiled(jobs: Sequence[Compilation], name: str) -> Explanation:
+    """The same of what was compiled for this machine."""
+    graphs = [graph for job in jobs for graph in job.graphs]
+    options = jobs[0].options if jobs else Options()
+    cost = cost_model(torch.get_num_threads())
+    return Explanation(
+        name,
+        cost.device,
+        any(graph.kind == "backward" for graph in graphs),
+        MappingProxyType(_changed(options)),
+        _versions(),
+        (),
+        tuple(_parts(jobs, cost)),
+    )
+
+
+def _versions() -> Mapping[str, str]:
+    return MappingProxyType({"perfopt": version("perfopt"), "torch": torch.__version__})
+
+
+def _parts(jobs: Sequence[Compilation], cost: CostModel) -> Iterator[Part]:
+    for number, job in enumerate(jobs):
         function = _function(job.code)
         if job.decisions:
             made = tuple(map(_plain, job.decisions))
             yield Part(number, "joint", function, 0, Cost(), 0, (), made)
-        for plan in job.plans or ():
+        plans = [graph.plan for graph in job.graphs] if job.plans is None else job.plans
+        for plan in plans:
             yield _part(number, function, plan, cost)
 
 

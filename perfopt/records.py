@@ -23,22 +23,6 @@ STAGES = ("dynamo", "autograd", "passes", "lowering", "kernels", "program")
 
 
 @dataclass(frozen=True)
-class GraphRecord:
-    """One compiled graph: "forward", "backward" or "inference".
-
-    `decisions` are those of its own passes and of its lowering, `nodes` counts its operations
-    after decomposition, before fusion. `sources` counts different kernels by where their code came
-    from: "memory", "disk" or "compiled".
-    """
-
-    kind: str
-    nodes: int
-    program: Program
-    decisions: tuple[Decision, ...]
-    sources: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Plan:
     """What a graph would be compiled to: `captured` is the graph before the passes, `graph` after.
 
@@ -50,6 +34,27 @@ class Plan:
     graph: fx.GraphModule
     kernels: Mapping[str, tuple[Kernel, ...]]
     decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One compiled graph: "forward", "backward" or "inference".
+
+    `nodes` counts its operations after decomposition, before fusion. `sources` counts different
+    kernels by where their code came from: "memory", "disk" or "compiled". `plan` has the graphs
+    that it was made of.
+    """
+
+    kind: str
+    nodes: int
+    program: Program
+    plan: Plan
+    sources: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decisions of its own passes and of its lowering."""
+        return self.plan.decisions
 
 
 @dataclass

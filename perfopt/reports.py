@@ -6,10 +6,12 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from perfopt.backends.torch_private import backend_of, frame_seconds, is_compiled
 from perfopt.cost_model.decision import Decision, Verdict
+from perfopt.explanation import Explanation, explain_compiled
 from perfopt.records import COMPILATIONS_CACHE, STAGES, Compilation
 
 WIDTH = 80
@@ -46,18 +48,33 @@ class GraphReport:
         )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Report:
     """What became of a compiled function; `text()` reads at 80 columns.
 
     `graphs` come in the order of compilation, `decisions` with the greatest predicted saving
     first; `seconds` tells the compilation's stages apart ("dynamo" is 0.0 where torch no longer
-    knows).
+    knows). `jobs` are the compilations that it tells of.
     """
 
     graphs: tuple[GraphReport, ...]
     decisions: tuple[Decision, ...]
     seconds: Mapping[str, float]
+    jobs: tuple[Compilation, ...] = ()
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """What it costs here by the cost model, piece by piece, as `perfopt.explain` has it."""
+        name = next((graph.function for graph in self.graphs if graph.function), "compiled")
+        return explain_compiled(self.jobs, name)
+
+    def to_json(self) -> str:
+        """The explanation as JSON."""
+        return self.explanation.to_json()
+
+    def to_html(self) -> str:
+        """The explanation as a page; raises `PlotError` without matplotlib."""
+        return self.explanation.to_html()
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -144,7 +161,7 @@ def report(compiled: Any) -> Report:
         seconds["dynamo"] += max(0.0, whole - job.backend_seconds) if whole else 0.0
     decisions = [each for job in jobs for each in job.every_decision()]
     decisions.sort(key=lambda decision: -decision.seconds_saved)
-    return Report(tuple(_graphs(jobs)), tuple(decisions), seconds)
+    return Report(tuple(_graphs(jobs)), tuple(decisions), seconds, tuple(jobs))
 
 
 def _compilations(compiled: Any) -> list[Compilation]:

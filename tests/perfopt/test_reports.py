@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import perfopt
 from perfopt.cli import main
+from tests.perfopt import explained_model
 
 
 def network(x: Tensor, w: Tensor) -> Tensor:
@@ -111,3 +112,24 @@ def test_lists_of_passes_and_options(capsys: pytest.CaptureFixture[str]) -> None
         assert word in listed
     assert main([]) == 0
     assert "passes" in capsys.readouterr().out
+
+
+def test_what_was_compiled_is_explained() -> None:
+    model, args = explained_model.make()
+    compiled = perfopt.compile(model)
+    compiled(*args).backward()
+    for _ in range(2):  # the second time from the kernels of this process
+        report = perfopt.report(compiled)
+        explained = report.explanation
+        assert {part.kind for part in explained.graphs} >= {"forward", "backward"}
+        assert explained.train and explained.device.kind == "cpu"
+        kernels = sum(len(piece.kernels) for piece in explained.pieces)
+        assert kernels == report.kernels
+        assert len(explained.library_calls) == sum(report.library_calls.values())
+        planned = perfopt.explain(model, *args, train=True)
+        assert [p.name for p in planned.pieces] == [p.name for p in explained.pieces]
+        assert planned.cost == explained.cost
+        assert perfopt.Explanation.from_json(report.to_json()).cost == explained.cost
+        torch.compiler.reset()
+        compiled = perfopt.compile(model)
+        compiled(*args).backward()
