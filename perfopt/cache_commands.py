@@ -111,9 +111,9 @@ def _reasons(missed: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[str]
     for entry in sorted(missed, key=lambda entry: entry.label):
         near = nearest(entry, entries)
         found = differences(near.key, entry.key) if near else None
-        kind = found and tuple(
-            Difference(each.part, "", "") if each.part in _OWN else each for each in found
-        )
+        kind = None
+        if found is not None:
+            kind = tuple(Difference(d.part, "", "") if d.part in _OWN else d for d in found)
         alike.setdefault(kind, []).append((entry, near))
     made = max(entry.made for entry in missed)
     few = len({entry.label for entry in missed}) == len(missed) == 1
