@@ -16,6 +16,7 @@ from rich.table import Table
 
 from perfopt.cache_commands import add_cache_command
 from perfopt.commands import add_commands
+from perfopt.device_commands import add_device_commands
 from perfopt.options import described
 
 
@@ -30,12 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("options", help="list what `options={...}` of torch.compile takes")
     add_commands(commands)
     add_cache_command(commands)
+    add_device_commands(commands)
     args = parser.parse_args(argv)
     if args.command == "passes":
         _passes()
     elif args.command == "options":
         _options()
-    elif args.command in ("explain", "verify", "cache"):
+    elif args.command is not None:
         return _answer(args)
     else:
         parser.print_help()
