@@ -274,7 +274,7 @@ def _header(magic: bytes, header: bytes) -> tuple[Key, dict[str, Any]]:
         key = Key(MappingProxyType({str(k): str(v) for k, v in head["parts"].items()}))
         head["length"], head["made"] = int(head["length"]), float(head["made"])
         head["label"], head["batch"] = str(head["label"]), str(head["batch"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused("no header") from error
     if magic != _MAGIC or head["length"] < 0:
         raise Refused("another format")

@@ -127,12 +127,17 @@ def _reasons(missed: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[str]
         if kind is None or near is None:
             yield "  no kernel was kept before"
             continue
-        yield f"  the nearest kept before is {near.label} ({near.key.digest[:_SHORT]}); then -> now"
+        before = f"{near.label} ({near.key.digest[:_SHORT]})"
+        yield from _wrapped(f"the nearest kept before is {before}; then -> now", 2)
         for each in differences(near.key, entry.key):
-            yield from textwrap.wrap(
-                f"{each.part}: {_change(each)}", WIDTH, initial_indent="    ",
-                subsequent_indent="      ", break_on_hyphens=False,
-            )  # fmt: skip
+            yield from _wrapped(f"{each.part}: {_change(each)}", 4)
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    first, rest = " " * indent, " " * (indent + 2)
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+    )
 
 
 def _change(each: Difference) -> str:

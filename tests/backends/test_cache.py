@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -109,6 +110,30 @@ def test_what_is_not_whole_is_removed(tmp_path: Path, damage: str) -> None:
     assert cache.get(wanted) is None and not path.exists()
     cache.put(wanted, b"again")
     assert cache.get(wanted) == b"again"
+
+
+def test_damage_anywhere_is_found(tmp_path: Path) -> None:
+    cache, chance = Cache(tmp_path), random.Random(0)
+    cache.put(key(), b"payload", "label", "batch")
+    path = only_file(cache)
+    whole = path.read_bytes()
+    deep = b"perfopt-cache 1\nabc\n" + b"[" * 100_000
+    for content in [deep, *(damaged(whole, chance) for _ in range(400))]:
+        path.write_bytes(content)
+        list(cache.entries())
+        assert cache.get(key()) in (None, b"payload")
+        if not content.startswith(whole):
+            assert not path.exists()
+
+
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    """The content with a byte changed, taken out or put in, or with its end gone."""
+    at = chance.randrange(len(content))
+    byte = bytes([chance.randrange(256)])
+    kind = chance.randrange(4)
+    if kind == 3:
+        return content[:at]
+    return content[:at] + (b"" if kind == 2 else byte) + content[at + (kind != 1) :]
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])

@@ -118,6 +118,15 @@ def test_why_of_the_last_compilation(capsys: pytest.CaptureFixture[str], cache: 
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_why_reads_at_80_columns(capsys: pytest.CaptureFixture[str], cache: Cache) -> None:
+    label = "Transformer.forward.inner backward region_123_columns"
+    put(cache, label, "1")
+    put(cache, label, "2", option_disable=str(tuple(f"blocks.{n}.mlp" for n in range(20))))
+    text = answer(capsys, "why")[1]
+    assert "option.disable: none -> ('blocks.0.mlp'," in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_why_of_one_kernel(capsys: pytest.CaptureFixture[str], cache: Cache) -> None:
     put(cache, "net forward region_0", "1")
     key = put(cache, "net forward region_0", "2", option_limit="3")
