@@ -58,8 +58,8 @@ class Device:
 
     name: str
     kind: Kind
-    peaks: Mapping[str, float]
-    vector: Mapping[str, float]
+    peaks: Mapping[str, float] = field(hash=False)
+    vector: Mapping[str, float] = field(hash=False)
     memory_bandwidth: float
     memory_bytes: float
     launch_seconds: float
@@ -69,7 +69,7 @@ class Device:
     vector_bits: int = 0
     arch: str = ""
     aliases: tuple[str, ...] = ()
-    sources: Mapping[str, str] = field(default_factory=_none)
+    sources: Mapping[str, str] = field(default_factory=_none, hash=False)
     vendor: str = ""
     clock: float = 0.0
     matrix_clock: float = 0.0
