@@ -170,10 +170,10 @@ def test_clear_says_what_it_cannot_remove(
 def test_bad_settings_are_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, action: str
 ) -> None:
-    monkeypatch.setenv("PERFOPT_CACHE_LIMIT", "1GB")
+    monkeypatch.setenv("PERFOPT_CACHE_LIMIT", "lots")
     code, out, error = answer(capsys, action)
     assert (code, out, error.count("\n")) == (2, "", 1)
-    assert error.startswith("perfopt cache: PERFOPT_CACHE_LIMIT is '1GB'") and "1GiB" in error
+    assert error.startswith("perfopt cache: PERFOPT_CACHE_LIMIT is 'lots'") and "GiB" in error
     monkeypatch.delenv("PERFOPT_CACHE_LIMIT")
     monkeypatch.setenv("PERFOPT_CACHE_DIR", "")
     code, out, error = answer(capsys, action)
