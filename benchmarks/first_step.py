@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(-1 if args.warm else 0, args.samples):
             for name in order.sample(names, len(names)):
-                kept = Path(folder, name if args.warm else f"{name} {turn}")
+                kept = Path(folder, name if args.warm else f"{name}_{turn}")
                 taken = in_fresh_process(name, args.threads, args.seed, kept)
                 if turn >= 0:
                     seconds[name].append(taken)
