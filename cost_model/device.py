@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import MappingProxyType
 
 import torch
 
+from perfopt.cost_model.calibration import Calibration
 from perfopt.cost_model.specification import Device, DeviceFileError, nearest, parsed
 
 ONEDNN = "float32/onednn"  # f32 products by oneDNN, where they are faster than ATen's own
@@ -22,6 +24,7 @@ _CORE_BANDWIDTH = 15e9  # bytes per second that one core draws from memory
 _SOCKET_BANDWIDTH = 200e9  # bytes per second that all cores draw together
 _CACHE_PER_CORE = 4 << 20  # bytes of last-level cache per core
 _CALL = 1.5e-6  # seconds from one call in the program to the next
+_CACHED = 1.5  # how much faster than memory a working set is that lies in a cache
 _VECTOR_BITS = {"AVX512": 512, "AVX2": 256}
 # Makers and brands that a name may have or leave out.
 _BRANDS = re.compile(r"\b(nvidia|amd|intel|tesla|geforce|instinct|radeon)\b")
@@ -119,13 +122,49 @@ def _maker() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
-def host_device(threads: int | None = None) -> Device:
+def host_device(threads: int | None = None, calibration: Calibration | None = None) -> Device:
     """The CPU that this process runs on, with `threads` (default: torch's) of its cores.
 
-    Nothing is measured: the vector width is what torch found, the rest are round figures of
-    server cores of the last years (3 GHz, two multiply-add pipes, 15 GB/s per core).
+    With a calibration its figures are those that were measured. Without, the vector width is what
+    torch found, the rest are round figures of server cores of the last years (3 GHz, two
+    multiply-add pipes, 15 GB/s per core).
     """
     threads = torch.get_num_threads() if threads is None else threads
+    device = _supposed(threads)
+    return device if calibration is None else calibrated(device, calibration)
+
+
+def calibrated(device: Device, calibration: Calibration) -> Device:
+    """The device with what was measured in place of what is supposed.
+
+    Its last level of cache is the largest working set that was copied half as fast again as the
+    largest of all.
+    """
+    rates = calibration.at(device.cores)
+    copies = tuple(sorted(rates.copies))
+    memory = copies[-1][1]
+    cached = [(size, rate) for size, rate in copies if rate > _CACHED * memory]
+    cache_bytes, cache_bandwidth = cached[-1] if cached else (device.cache_bytes, 0.0)
+    names = [f"peaks.{dtype}" for dtype in rates.matrix]
+    names += [f"vector.{dtype}" for dtype in rates.vector]
+    names += ["memory_bandwidth", "cache_bytes", "cache_bandwidth", "launch_seconds"]
+    told = dict.fromkeys((*names, "thread_seconds"), f"measured, calibration {calibration.hash}")
+    return replace(
+        device,
+        peaks=rates.matrix,
+        vector=MappingProxyType({**device.vector, **rates.vector}),
+        memory_bandwidth=memory,
+        cache_bytes=cache_bytes,
+        cache_bandwidth=cache_bandwidth,
+        launch_seconds=rates.launch_seconds,
+        thread_seconds=rates.thread_seconds,
+        copies=copies,
+        sources=MappingProxyType({**device.sources, **told}),
+        calibration=calibration.hash,
+    )
+
+
+def _supposed(threads: int) -> Device:
     capability = torch.backends.cpu.get_cpu_capability()
     bits = _VECTOR_BITS.get(capability, 128)
     single = threads * _CLOCK * _PIPES * 2 * bits / 32
@@ -135,10 +174,13 @@ def host_device(threads: int | None = None) -> Device:
         peaks = {"float64": single / 4, "float32": single / 2, ONEDNN: single}
     memory = min(threads * _CORE_BANDWIDTH, _SOCKET_BANDWIDTH)
     rates = MappingProxyType({"float64": single / 2, "float32": single})
-    sources = {f"peaks.{name}": f"{capability} at 3 GHz, 2 pipes" for name in peaks}
+    names = [f"peaks.{name}" for name in peaks] + [f"vector.{name}" for name in rates]
+    sources = dict.fromkeys(names, f"{capability} at 3 GHz, 2 pipes")
     sources |= dict.fromkeys(
-        ("memory_bandwidth", "cache_bandwidth", "cache_bytes", "launch_seconds"), "round figure"
+        ("memory_bandwidth", "memory_bytes", "cache_bandwidth", "cache_bytes", "launch_seconds"),
+        "round figure",
     )
+    sources |= {"cores": "threads of torch", "vector_bits": "torch"}
     return Device(
         name=f"cpu ({capability}, {threads} thread{'s' if threads > 1 else ''})",
         kind="cpu",

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from perfopt.backends.cache import TRITON, Cache
 from perfopt.backends.mlir.objects import Objects
+from perfopt.calibrations import calibration_hash
 from perfopt.options import Options, cache_directory, cache_limit
 from perfopt.pipelines import pipeline_of
 from perfopt.records import Compilation
@@ -55,11 +56,6 @@ def key_parts(options: Options) -> MappingProxyType[str, str]:
     parts["option.pipeline"] = str(pipeline_of(options))
     parts["calibration"] = calibration_hash()
     return MappingProxyType(parts)
-
-
-def calibration_hash() -> str:
-    """Which measured prices of this machine decided what is fused; "none" without any."""
-    return "none"
 
 
 @cache

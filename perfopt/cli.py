@@ -7,11 +7,12 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from perfopt.cache_commands import add_cache_command
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("options", help="list what `options={...}` of torch.compile takes")
     add_commands(commands)
     add_cache_command(commands)
-    add_device_commands(commands)
+    add_device_commands(commands, _bar)
     args = parser.parse_args(argv)
     if args.command == "passes":
         _passes()
@@ -65,6 +66,15 @@ def _answer(args: argparse.Namespace) -> int:
         logging.disable(logging.NOTSET)
     sys.stdout.write(text)
     return int(code)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, float], None]]:
+    """A progress bar on the error stream; gives what sets its text and the part that is done."""
+    columns = (TextColumn("{task.description:36}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda what, done: progress.update(task, description=what, completed=done)
 
 
 def _options() -> None:

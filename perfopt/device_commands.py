@@ -6,13 +6,16 @@ import argparse
 import dataclasses
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
+from perfopt.cost_model.calibration import Calibration
 from perfopt.cost_model.device import Device, known_devices
 from perfopt.cost_model.specification import FIGURES
 
 Answer = tuple[str, int]
+Bar = Callable[[], AbstractContextManager[Callable[[str, float], None]]]
 WIDTH = 80
 # The unit of each figure, and what one of it is in the figure's own unit.
 _RATE, _WORK, _TICKS = ("GB/s", 1e9), ("TFLOP/s", 1e12), ("MHz", 1e6)
@@ -31,8 +34,11 @@ _FABRICS = {
 _COLUMNS = ("float64", "float32", "bfloat16", "float16", "float8")
 
 
-def add_device_commands(commands: Any) -> None:
-    """Add the commands to an argparse command group, as `add_commands` does."""
+def add_device_commands(commands: Any, bar: Bar) -> None:
+    """Add the commands to an argparse command group, as `add_commands` does.
+
+    `bar` opens a progress bar and gives what tells it the step and the part that is done.
+    """
     parser = commands.add_parser(
         "devices",
         help="the devices that are known, or one of them with its sources",
@@ -43,10 +49,65 @@ def add_device_commands(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="JSON: every figure, in SI units")
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
     parser.set_defaults(run=_devices)
+    parser = commands.add_parser(
+        "calibrate",
+        help="measure this machine, for prices that are of it",
+        description="Measure what this machine copies, multiplies and starts in a second, and keep "
+        "it for every later prediction and compilation. Best on an idle machine.",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, metavar="N", help="how long, about (default 20)"
+    )
+    parser.add_argument("--json", action="store_true", help="JSON: every figure, in SI units")
+    parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
+    parser.set_defaults(run=_calibrate, bar=bar)
+
+
+def _calibrate(args: argparse.Namespace) -> Answer:
+    from perfopt.calibrate import calibrate
+    from perfopt.calibrations import calibration_path
+    from perfopt.cost_model.calibration import dumps
+
+    with args.bar() as tell:
+        made = calibrate(args.seconds, tell)
+    if args.json:
+        tables = [
+            {"hash": c.hash, "path": str(calibration_path(c.kind) or ""), **json.loads(dumps(c))}
+            for c in made
+        ]
+        return _json(tables), 0
+    lines: list[str] = []
+    for each in made:
+        path = calibration_path(each.kind)
+        where = f"kept in {path}" if path else "not kept: there is no cache directory"
+        lines += [each.device, f"  calibration {each.hash}, {where}", ""]
+        lines += [*_measured(each), ""]
+    return "\n".join(lines[:-1]) + "\n", 0
+
+
+def _measured(made: Calibration) -> Iterator[str]:
+    counts = [f"{each.threads} threads" if each.threads else "" for each in made.runs]
+    yield f"{'':26}" + "".join(f"{count.replace('1 threads', '1 thread'):>13}" for count in counts)
+    first = made.runs[0]
+    for dtype in first.matrix:
+        cells = (f"{each.matrix[dtype] / 1e9:7.0f} GFLOP/s" for each in made.runs)
+        yield f"  {'products ' + dtype:24} " + "".join(f"{cell:>13}" for cell in cells)
+    for dtype in first.vector:
+        cells = (f"{each.vector[dtype] / 1e9:7.0f} GFLOP/s" for each in made.runs)
+        yield f"  {'vector code ' + dtype:24} " + "".join(f"{cell:>13}" for cell in cells)
+    for k, (size, _) in enumerate(first.copies):
+        cells = (f"{each.copies[k][1] / 1e9:.1f} GB/s" for each in made.runs)
+        yield f"  {f'copy of {size / 1024:.0f} KiB':24} " + "".join(f"{cell:>13}" for cell in cells)
+    names = {"launch_seconds": "a call", "dispatch_seconds": "its start by the host",
+             "thread_seconds": "starting threads"}  # fmt: skip
+    for key, what in names.items():
+        if any(getattr(each, key) for each in made.runs):
+            cells = (f"{getattr(each, key) * 1e6:.2f} us" for each in made.runs)
+            yield f"  {what:24} " + "".join(f"{cell:>13}" for cell in cells)
 
 
 def _devices(args: argparse.Namespace) -> Answer:
-    from perfopt.calibrate import named
+    from perfopt.calibrations import named
 
     if args.name is None:
         if args.json:

@@ -82,6 +82,8 @@ def _head(explained: Explained) -> list[str]:
     if explained.measured is not None:
         factor = explained.measured / total.seconds if total.seconds else 0.0
         lines.append(f"  measured   {seconds_text(explained.measured)}, {_factor(factor)}")
+    if "cpu" in explained.device.aliases or explained.device.calibration != "none":
+        lines.append(f"  prices     calibration {explained.device.calibration}")
     bounds = ", ".join(
         f"{bound} {_percent(seconds, total.seconds)}" for bound, seconds in explained.bounds.items()
     )

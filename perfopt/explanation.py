@@ -23,10 +23,11 @@ from perfopt.backends.region import is_region, region_graph
 from perfopt.backends.show import describe
 from perfopt.backends.torch_private import is_overload
 from perfopt.backends.triton.printer import print_kernel
+from perfopt.calibrations import named
 from perfopt.capture import Capture, Made, capture
 from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Decision
-from perfopt.cost_model.device import Device, device_named
+from perfopt.cost_model.device import Device
 from perfopt.cost_model.roofline import CostModel
 from perfopt.cost_model.traffic import is_view
 from perfopt.explained import Explained, Part, Piece, Ran
@@ -126,7 +127,7 @@ def explain_made(
     memory and the device: only "cpu" so far, else `ValueError`.
     """
     chosen = Options.from_user(options=options)
-    target = device_named(device) if isinstance(device, str) else device
+    target = named(device) if isinstance(device, str) else device
     if measured and device != "cpu":
         raise ValueError(f"measuring needs the device: this machine is 'cpu', not {target.name!r}")
     captured = capture(make, train, target, chosen)

@@ -8,8 +8,9 @@ from functools import cache
 import torch
 from torch import fx
 
+from perfopt.calibrations import present_device
 from perfopt.cost_model.decision import Decision, Verdict
-from perfopt.cost_model.device import host_device
+from perfopt.cost_model.device import Device
 from perfopt.cost_model.roofline import CostModel
 from perfopt.options import OptionError, Options
 from perfopt.passes.base import Level
@@ -67,10 +68,14 @@ def run_passes(
     return result.graph
 
 
-@cache
 def cost_model(threads: int) -> CostModel:
-    """The prices of this machine with so many threads."""
-    return CostModel(host_device(threads))
+    """The prices of this machine with so many threads, by its calibration where there is one."""
+    return _prices(present_device(threads))
+
+
+@cache
+def _prices(device: Device) -> CostModel:
+    return CostModel(device)
 
 
 def described_passes() -> list[tuple[str, str, str, str]]:

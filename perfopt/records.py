@@ -14,6 +14,7 @@ from torch import fx
 
 from perfopt.backends.ir import Kernel
 from perfopt.backends.program import Program
+from perfopt.calibrations import calibration_hash
 from perfopt.cost_model.decision import Decision
 from perfopt.cost_model.device import Device
 from perfopt.options import Options
@@ -94,6 +95,7 @@ class Compilation:
     device: Device | None = None  # what prices are for; None: this machine
     plans: list[Plan] | None = None
     history: list[tuple[str, tuple[Step, ...]]] = field(default_factory=list)  # of plans, by graph
+    calibration: str = field(default_factory=calibration_hash)  # what this machine's prices are of
     clocks: dict[str, Clock] | None = None  # by graph; where there are any, each piece is timed
     order: int = field(default_factory=time.monotonic_ns)
 

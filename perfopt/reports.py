@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from perfopt.backends.torch_private import backend_of, frame_seconds, is_compiled
+from perfopt.calibrations import calibration_hash
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.explanation import Explanation, explain_compiled
 from perfopt.records import COMPILATIONS_CACHE, STAGES, Compilation
@@ -77,6 +78,12 @@ class Report:
         return self.explanation.to_html()
 
     @property
+    def calibration(self) -> str:
+        """The hash of the measurements that its prices are of (`perfopt calibrate`), or "none"."""
+        hashes = dict.fromkeys(job.calibration for job in self.jobs)
+        return ", ".join(hashes) or calibration_hash()
+
+    @property
     def regions(self) -> tuple[str, ...]:
         """Regions that run as generated kernels, as "0/0 forward region_0"."""
         return tuple(f"{g.number} {g.kind} {name}" for g in self.graphs for name in g.regions)
@@ -121,6 +128,7 @@ class Report:
         )
         stages = ", ".join(f"{stage} {self.seconds[stage]:.2f}" for stage in STAGES)
         yield from _wrapped(f"seconds: {stages}", "  ")
+        yield f"  prices: calibration {self.calibration}"
         for graph in self.graphs:
             yield ""
             yield from _wrapped(str(graph))
