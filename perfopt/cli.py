@@ -19,6 +19,7 @@ from perfopt.cache_commands import add_cache_command
 from perfopt.commands import add_commands
 from perfopt.device_commands import add_device_commands
 from perfopt.options import described
+from perfopt.validate import add_validate_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_commands(commands)
     add_cache_command(commands)
     add_device_commands(commands, _bar)
+    add_validate_command(commands)
     args = parser.parse_args(argv)
     if args.command == "passes":
         _passes()

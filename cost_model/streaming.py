@@ -1,0 +1,138 @@
+"""Time of kernels that stream memory: pointwise, reductions, normalisations, gather and scatter.
+
+Bytes cross the main memory at a share of its bandwidth, or come from the last-level cache; simple
+instructions run beside them. Rows that are read twice (for a mean, a maximum) are read again from
+the cache as long as it holds all rows that are in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from perfopt.cost_model.efficiency import Constants, constants
+from perfopt.cost_model.estimate import Array, Estimate, array, blend
+from perfopt.cost_model.specification import Device
+
+# Simple instructions per element of what is more than a few of them.
+INSTRUCTIONS = {"div": 4, "pow": 40, "tanh": 18, "gelu": 26, "exp": 10, "silu": 16, "erf": 20}
+_SECTOR = 32  # bytes that one access of a GPU's memory brings
+_LINE = 64  # bytes that one access of a CPU's memory brings
+_ROW_WARPS = 4  # warps that work on one row of a normalisation
+_SOFTMAX_WARPS = (8, 16)  # warps that work on one row of a softmax, up to _WIDE and beyond
+_WIDE = 2048
+_WARP_ROW = 1024  # elements of a softmax's row that one warp keeps in its registers
+_WARP = 32
+
+
+def pointwise(
+    device: Device,
+    moved: ArrayLike,
+    *,
+    instructions: ArrayLike = 0.0,
+    dtype: str = "float32",
+    cached: ArrayLike = 0.0,
+    launch: float | None = None,
+    fit: Constants | None = None,
+) -> Estimate:
+    """Seconds of a kernel that moves `moved` bytes and issues so many simple instructions.
+
+    `cached` of the bytes are in the last-level cache. `launch` replaces the fixed seconds.
+    """
+    fit = fit or constants("streaming", device)
+    total, near = array(moved), np.minimum(array(cached), array(moved))
+    memory = (total - near) / (device.memory_bandwidth * fit["memory_share"])
+    memory = memory + near / cache_rate(device, fit)
+    # A multiply-add counts as two operations in the peak, and as one instruction here.
+    compute = array(instructions) / (device.vector_peak(_lane(dtype)) / 2)
+    fixed = device.launch_seconds * fit["launch"] if launch is None else launch
+    wait = np.where(total > 0, fit["ramp"], 0.0)
+    seconds = fixed + wait + blend(memory, compute, fit["sharpness"])
+    return Estimate(seconds, compute, memory, wait, np.broadcast_to(fixed, seconds.shape))
+
+
+def cache_rate(device: Device, fit: Constants) -> float:
+    """Bytes/s from the last-level cache, or a usual multiple of the memory's where unknown."""
+    known = device.l2_bandwidth or device.cache_bandwidth
+    return max(known * fit["memory_share"], device.memory_bandwidth * fit["cache_ratio"])
+
+
+def _lane(dtype: str) -> str:
+    return dtype if dtype in ("float64", "int64") else "float32"
+
+
+def normalisation(
+    device: Device, rows: ArrayLike, width: ArrayLike, item: float, *,
+    instructions: float = 10.0, fit: Constants | None = None, **options: Any,
+) -> Estimate:  # fmt: skip
+    """Seconds of a layer or RMS normalisation of `(rows, width)` elements of `item` bytes."""
+    fit = fit or constants("streaming", device)
+    again = _missed(device, array(rows), array(width) * item, _ROW_WARPS, fit)
+    return _rows(device, rows, width, item, again, instructions, fit, **options)
+
+
+def softmax(
+    device: Device, rows: ArrayLike, width: ArrayLike, item: float, *,
+    instructions: float = 14.0, fit: Constants | None = None, **options: Any,
+) -> Estimate:  # fmt: skip
+    """Seconds of a softmax over rows: short ones stay in registers, long ones are read 3 times."""
+    fit = fit or constants("streaming", device)
+    wide = array(width)
+    warps = np.where(wide <= _WIDE, *_SOFTMAX_WARPS)
+    again = 2 * _missed(device, array(rows), wide * item, warps, fit)
+    again = np.where(wide <= _WARP_ROW, 0.0, again)
+    return _rows(device, rows, width, item, again, instructions, fit, **options)
+
+
+def _rows(
+    device: Device, rows: ArrayLike, width: ArrayLike, item: float, again: Array,
+    instructions: float, fit: Constants, **options: Any,
+) -> Estimate:  # fmt: skip
+    elements = array(rows) * array(width)
+    moved = elements * item * (2 + again) / fit["row_share"]
+    work = elements * instructions
+    return pointwise(device, moved, instructions=work, fit=fit, **options)
+
+
+def _missed(device: Device, rows: Array, row: Array, warps: Any, fit: Constants) -> Array:
+    """The share of second reads of rows of so many bytes that the cache no longer answers."""
+    if not device.cache_bytes:
+        return np.ones(np.broadcast_shapes(rows.shape, row.shape))
+    resident = device.cores * np.maximum((device.warps or 48) // warps, 1)
+    inside = np.minimum(rows, resident) * row / (device.cache_bytes * fit["cache_share"])
+    return np.asarray(1 / (1 + np.maximum(inside, 1e-9) ** -4))
+
+
+def gather(
+    device: Device, rows: ArrayLike, row: ArrayLike, *, written: ArrayLike | None = None,
+    fit: Constants | None = None, **options: Any,
+) -> Estimate:  # fmt: skip
+    """Seconds of picking `rows` rows of `row` bytes from anywhere and writing them (`written`)."""
+    reads = array(rows) * sectors(device, row)
+    writes = array(rows) * array(row) if written is None else array(written)
+    return pointwise(device, reads + writes, fit=fit, **options)
+
+
+def scatter(
+    device: Device, rows: ArrayLike, row: ArrayLike, *, add: bool = False,
+    fit: Constants | None = None, **options: Any,
+) -> Estimate:  # fmt: skip
+    """Seconds of writing `rows` rows of `row` bytes to anywhere; `add` reads them first too."""
+    reads = array(rows) * array(row)
+    writes = array(rows) * sectors(device, row) * (2 if add else 1)
+    return pointwise(device, reads + writes, fit=fit, **options)
+
+
+def sectors(device: Device, row: ArrayLike) -> Array:
+    """Bytes that cross the memory where `row` bytes are picked: whole sectors."""
+    sector = _LINE if device.kind == "cpu" else _SECTOR
+    return np.asarray(np.ceil(array(row) / sector) * sector)
+
+
+def strided_bytes(device: Device, elements: ArrayLike, item: float, stride: ArrayLike) -> Array:
+    """Bytes that cross the memory where elements lie `stride` elements apart (1: together)."""
+    apart = np.maximum(array(stride), 1.0) * item
+    sector = _LINE if device.kind == "cpu" else _SECTOR
+    return array(elements) * np.clip(apart, item, max(sector, item))
