@@ -34,7 +34,7 @@ class Rates:
     `matrix` and `vector` are FLOP/s by dtype, `copies` pairs of working-set bytes and bytes/s, read
     and written together. `launch_seconds` is what a small call takes, on a GPU what a small kernel
     takes there; `dispatch_seconds` what the host takes to start one. `thread_seconds` is the start
-    of all threads.
+    of all threads, `page_seconds` what a byte of memory costs that the system maps anew.
     """
 
     threads: int
@@ -44,6 +44,7 @@ class Rates:
     launch_seconds: float
     dispatch_seconds: float = 0.0
     thread_seconds: float = 0.0
+    page_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

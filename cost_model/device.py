@@ -148,7 +148,8 @@ def calibrated(device: Device, calibration: Calibration) -> Device:
     names = [f"peaks.{dtype}" for dtype in rates.matrix]
     names += [f"vector.{dtype}" for dtype in rates.vector]
     names += ["memory_bandwidth", "cache_bytes", "cache_bandwidth", "launch_seconds"]
-    told = dict.fromkeys((*names, "thread_seconds"), f"measured, calibration {calibration.hash}")
+    names += ["thread_seconds", "page_seconds"]
+    told = dict.fromkeys(names, f"measured, calibration {calibration.hash}")
     return replace(
         device,
         peaks=rates.matrix,
@@ -158,6 +159,7 @@ def calibrated(device: Device, calibration: Calibration) -> Device:
         cache_bandwidth=cache_bandwidth,
         launch_seconds=rates.launch_seconds,
         thread_seconds=rates.thread_seconds,
+        page_seconds=rates.page_seconds,
         copies=copies,
         sources=MappingProxyType({**device.sources, **told}),
         calibration=calibration.hash,

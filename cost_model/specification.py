@@ -40,7 +40,8 @@ class Device:
     `peaks` are FLOP/s of matrix products by the dtype of the operands ("bfloat16"; where
     accumulation in another type than usual has another rate, "float16/float16"). `vector` are
     FLOP/s of the lanes that pointwise code runs on. `launch_seconds` is what one kernel or library
-    call costs apart from its work, `thread_seconds` what a CPU takes to start its threads.
+    call costs apart from its work, `thread_seconds` what a CPU takes to start its threads, and
+    `page_seconds` what a byte costs it that the system maps anew (the results of large calls).
 
     `cache_*` is the L2 of a GPU, the last level of a CPU; `cache_bandwidth` of 0 means that the
     cache is not counted on. `l2_bandwidth` is the rate of a GPU's L2, `far_cache_*` the cache
@@ -92,6 +93,7 @@ class Device:
     nic_bandwidth: float = 0.0
     watts: float = 0.0
     thread_seconds: float = 0.0
+    page_seconds: float = 0.0
     copies: tuple[tuple[float, float], ...] = ()
     note: str = ""
     calibration: str = "none"

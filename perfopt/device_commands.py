@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -26,11 +27,12 @@ _UNITS = {
     "nic_bandwidth": _RATE, "memory_bytes": ("GB", 1e9), "cache_bytes": _MIB,
     "far_cache_bytes": _MIB, "shared_bytes": ("KiB", 1024.0), "clock": _TICKS,
     "matrix_clock": _TICKS, "base_clock": _TICKS, "pin_rate": ("Gbit/s", 1e9), "watts": ("W", 1.0),
-    "launch_seconds": _TIME, "thread_seconds": _TIME,
+    "launch_seconds": _TIME, "thread_seconds": _TIME, "page_seconds": ("us/MiB", 1e-6 / (1 << 20)),
 }  # fmt: skip
 _FABRICS = {
     "switch": "each to each through switches", "mesh": "wired to each other", "bridge": "in pairs",
 }  # fmt: skip
+_BUSY = 0.5  # of the cores that others run on: what is measured beside them says little
 _COLUMNS = ("float64", "float32", "bfloat16", "float16", "float8")
 
 
@@ -65,9 +67,10 @@ def add_device_commands(commands: Any, bar: Bar) -> None:
 
 def _calibrate(args: argparse.Namespace) -> Answer:
     from perfopt.calibrate import calibrate
-    from perfopt.calibrations import calibration_path
+    from perfopt.calibrations import calibration_path, cores
     from perfopt.cost_model.calibration import dumps
 
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     with args.bar() as tell:
         made = calibrate(args.seconds, tell)
     if args.json:
@@ -82,6 +85,8 @@ def _calibrate(args: argparse.Namespace) -> Answer:
         where = f"kept in {path}" if path else "not kept: there is no cache directory"
         lines += [each.device, f"  calibration {each.hash}, {where}", ""]
         lines += [*_measured(each), ""]
+    if busy > _BUSY * cores():
+        lines += [f"The machine was busy (load {busy:.1f}): measure again when it is idle.", ""]
     return "\n".join(lines[:-1]) + "\n", 0
 
 
@@ -104,6 +109,9 @@ def _measured(made: Calibration) -> Iterator[str]:
         if any(getattr(each, key) for each in made.runs):
             cells = (f"{getattr(each, key) * 1e6:.2f} us" for each in made.runs)
             yield f"  {what:24} " + "".join(f"{cell:>13}" for cell in cells)
+    if any(each.page_seconds for each in made.runs):
+        cells = (f"{each.page_seconds * (1 << 20) * 1e6:.0f} us" for each in made.runs)
+        yield f"  {'a MiB of new memory':24} " + "".join(f"{cell:>13}" for cell in cells)
 
 
 def _devices(args: argparse.Namespace) -> Answer:
