@@ -24,6 +24,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.utils import get_compilation_metrics, graph_break_reasons
 from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
@@ -77,14 +78,28 @@ def compile_joint(
 
 
 def split_joint(
-    joint: fx.GraphModule, inputs: Any, shared: bool = False, **given: Any
+    joint: fx.GraphModule,
+    inputs: Any,
+    shared: bool = False,
+    choose: Callable[[fx.Graph], list[fx.Node] | None] | None = None,
+    **given: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Part a joint graph by torch's minimum cut, which honours the user's checkpoint tags.
 
+    `choose` says instead what to keep for the backward pass; where it gives None, torch does.
     Where common subexpressions are `shared` already, torch need not look for them: to do so it
     would import much of Inductor.
     """
-    with functorch_config.patch(cse=functorch_config.cse and not shared):
+    usual = partitioners.choose_saved_values_set
+
+    def chosen(graph: fx.Graph, info: Any, *more: Any, **options: Any) -> list[fx.Node]:
+        found = choose(graph) if choose is not None else None
+        return usual(graph, info, *more, **options) if found is None else found
+
+    with (
+        functorch_config.patch(cse=functorch_config.cse and not shared),
+        mock.patch.object(partitioners, "choose_saved_values_set", chosen),
+    ):
         return min_cut_rematerialization_partition(joint, inputs, **given)
 
 

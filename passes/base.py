@@ -31,6 +31,10 @@ class PassResult:
     changed: bool
 
 
+class UserError(ValueError):
+    """What a user asked of a pass cannot be had: the runner lets it through, unlike a fault."""
+
+
 class Gate:
     """Counts applied decisions against a limit, so that a wrong result is found by halving it."""
 

@@ -18,16 +18,19 @@ from torch.fx import GraphModule
 
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.cost_model.roofline import CostModel
-from perfopt.passes.base import Gate, Level, Pass, copy_graph
+from perfopt.passes.base import Gate, Level, Pass, UserError, copy_graph
 from perfopt.passes.canonicalize import Canonicalize
 from perfopt.passes.cse import Cse
 from perfopt.passes.dce import Dce
 from perfopt.passes.fuse import Fuse
 from perfopt.passes.gemm import Gemm
+from perfopt.passes.remat import Remat
 from perfopt.passes.verify import verify_change
 
-PASSES: dict[str, type[Any]] = {each.name: each for each in (Canonicalize, Cse, Dce, Gemm, Fuse)}
-DEFAULT = "pre() | joint(canonicalize,cse,dce) | graph(gemm,fuse)"
+PASSES: dict[str, type[Any]] = {
+    each.name: each for each in (Canonicalize, Cse, Dce, Remat, Gemm, Fuse)
+}
+DEFAULT = "pre() | joint(canonicalize,cse,dce,remat) | graph(gemm,fuse)"
 _TOKEN = re.compile(r"\s*(?:([A-Za-z_][\w]*)|([-+]?[\d.]+(?:[eE][-+]?\d+)?|'[^']*'|\S))")
 
 
@@ -216,7 +219,7 @@ def run_pipeline(
                 graph = result.graph
             decisions += result.decisions
         except Exception as error:
-            if strict:
+            if strict or isinstance(error, UserError):
                 raise
             gate.taken, changed = taken, False
             decisions.append(_failed(each, error))

@@ -43,11 +43,14 @@ from perfopt.backends.torch_private import (
     compile_joint,
     split_joint,
 )
+from perfopt.budgets import split_within
 from perfopt.caching import compiled_objects
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.disabling import is_disabled, mark_disabled
 from perfopt.options import Options
 from perfopt.passes.base import Level
+from perfopt.passes.remat import PLAN
+from perfopt.passes.remat_schedule import RESULTS
 from perfopt.pipelines import pipeline_of, run_passes
 from perfopt.records import Compilation, GraphRecord, Plan
 from perfopt.verify import verify_region
@@ -131,12 +134,15 @@ def _say_that_kernels_are_missing() -> None:
 def _partition(
     job: Compilation, generate: bool, joint: fx.GraphModule, inputs: Any, **given: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The joint passes, then torch's minimum cut."""
+    """The joint passes, then the split: by what they marked, else by torch's minimum cut."""
     mark_disabled(joint, job.options.disable)
-    if generate:
-        joint = run_passes(job, Level.JOINT, joint)
-    passes = pipeline_of(job.options).joint if generate else ()
-    shared = any(each.name == "cse" for each in passes)
+    if not generate:
+        return split_joint(joint, inputs, **given)
+    joint.graph.output_node().meta[RESULTS] = given["num_fwd_outputs"]
+    joint = run_passes(job, Level.JOINT, joint)
+    shared = any(each.name == "cse" for each in pipeline_of(job.options).joint)
+    if PLAN in joint.meta:
+        return split_within(job, joint, inputs, shared, **given)
     return split_joint(joint, inputs, shared, **given)
 
 

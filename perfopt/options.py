@@ -18,7 +18,12 @@ from typing import Any
 from perfopt.backends.cache import LIMIT
 
 MODES = ("default", "aten")
-_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_UNITS = {
+    "": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+_SIZES = ("bytes as 500000000", "a number with a unit as '20GiB' or '500MB'")
+_BUDGETS = (*_SIZES, "a fraction of the usual peak from above 0.0 to 1.0", "'auto'", "None")
 
 
 class OptionError(ValueError):
@@ -57,7 +62,10 @@ class Options:
     mode: str = _option("default", "default: fuse and generate kernels; aten: library calls alone")
     pipeline: str = _option("", "the passes as text, such as 'graph(fuse)'; empty: the mode's")
     precision: str = _option("keep", "keep: every dtype as the model has it (nothing else yet)")
-    memory_budget: str | None = _option(None, "bytes for training to stay in (not available yet)")
+    memory_budget: str | int | float | None = _option(
+        None, "for training: '20GiB', a fraction of the usual peak as 0.5, or 'auto' (the device)"
+    )
+    memory_reserved: str | int = _option(0, "bytes of the budget that others need, as '2GiB'")
     verify: bool = _option(
         False, "run every region beside its eager subgraph, raise if they differ"
     )
@@ -71,6 +79,24 @@ class Options:
 
     def __post_init__(self) -> None:
         _check(self)
+
+    def budget(self) -> tuple[str, float] | None:
+        """The memory budget: ("bytes", how many), ("share", a fraction) or ("auto", 0.0)."""
+        value = self.memory_budget
+        if value is None:
+            return None
+        if value == "auto":
+            return "auto", 0.0
+        if isinstance(value, float) and 0.0 < value <= 1.0:
+            return "share", value
+        size = _size("memory_budget", value, _BUDGETS)
+        if not size:
+            raise OptionError("memory_budget", f"memory_budget is {value!r}", _BUDGETS)
+        return "bytes", float(size)
+
+    def reserved(self) -> int:
+        """Bytes of the budget that are not for the graph."""
+        return _size("memory_reserved", self.memory_reserved, _SIZES)
 
     @classmethod
     def from_user(
@@ -89,6 +115,17 @@ class Options:
         elif isinstance(given.get("disable"), list):
             given["disable"] = tuple(given["disable"])
         return cls(**given)
+
+
+def _size(name: str, value: Any, allowed: tuple[str, ...]) -> int:
+    """Bytes, of a number of them or of text as '20GiB'; raises `OptionError`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) *([A-Za-z]*)", str(value), re.ASCII)
+    units = {unit.lower(): size for unit, size in _UNITS.items()}
+    if not isinstance(value, str) or match is None or match[2].lower() not in units:
+        raise OptionError(name, f"{name} is {value!r}", allowed)
+    return int(float(match[1]) * units[match[2].lower()])
 
 
 def described() -> list[tuple[str, str, str]]:
@@ -127,13 +164,7 @@ def cache_limit() -> int:
     given = os.environ.get("PERFOPT_CACHE_LIMIT", "").strip()
     if not given:
         return LIMIT
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) *([A-Za-z]*)", given, re.ASCII)
-    units = {unit.lower(): size for unit, size in _UNITS.items()}
-    if match is None or match[2].lower() not in units:
-        name = "PERFOPT_CACHE_LIMIT"
-        allowed = ("bytes as 500000000", "a number with KiB, MiB, GiB or TiB as 1GiB")
-        raise OptionError(name, f"{name} is {given!r}, not a number of bytes.", allowed)
-    return int(float(match[1]) * units[match[2].lower()])
+    return _size("PERFOPT_CACHE_LIMIT", given, _SIZES)
 
 
 def _check(options: Options) -> None:
@@ -142,9 +173,11 @@ def _check(options: Options) -> None:
     if options.precision != "keep":
         problem = f"precision is {options.precision!r}; other precisions are not available yet"
         raise OptionError("precision", problem, ("keep",))
-    if options.memory_budget is not None:
-        problem = f"memory_budget is {options.memory_budget!r}; budgets are not available yet"
-        raise OptionError("memory_budget", problem, ("None",))
+    options.budget()
+    options.reserved()
+    if options.memory_budget is not None and options.mode == "aten":
+        problem = "memory_budget needs passes, which mode 'aten' does without"
+        raise OptionError("memory_budget", problem)
     for name in ("verify", "donate", "exact_rounding"):
         value = getattr(options, name)
         if not isinstance(value, bool):

@@ -13,7 +13,8 @@ from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.cost_model.device import Device
 from perfopt.cost_model.roofline import CostModel
 from perfopt.options import OptionError, Options
-from perfopt.passes.base import Level
+from perfopt.passes.base import Level, Pass
+from perfopt.passes.fuse import Fuse
 from perfopt.passes.pipeline import (
     DEFAULT,
     PASSES,
@@ -22,6 +23,7 @@ from perfopt.passes.pipeline import (
     parse_pipeline,
     run_pipeline,
 )
+from perfopt.passes.remat import Remat
 from perfopt.records import Compilation
 
 
@@ -33,10 +35,14 @@ def check_pipeline(options: Options) -> None:
 def pipeline_of(options: Options) -> Pipeline:
     """The passes that the options ask for; raises `OptionError`."""
     try:
-        return parse_pipeline(options.pipeline or DEFAULT)
+        found = parse_pipeline(options.pipeline or DEFAULT)
     except PipelineError as error:
         problem = f"pipeline is {options.pipeline!r}: {error}; the default is {DEFAULT!r}"
         raise OptionError("pipeline", problem) from error
+    if options.memory_budget is not None and not any(isinstance(p, Remat) for p in found.joint):
+        problem = f"memory_budget is {options.memory_budget!r}, but the pipeline has no pass remat"
+        raise OptionError("memory_budget", problem)
+    return found
 
 
 def run_passes(
@@ -54,11 +60,13 @@ def run_passes(
     being left out.
     """
     options = job.options
-    passes = pipeline_of(options).at(level)
+    cost = CostModel(job.device) if job.device else cost_model(torch.get_num_threads())
+    pipeline = pipeline_of(options)
+    kernels = any(isinstance(each, Fuse) for each in pipeline.graph)
+    passes = [_budgeted(each, options, cost.device, kernels) for each in pipeline.at(level)]
     if not passes:
         return gm
     limit = None if options.limit is None else max(0, options.limit - len(job.applied))
-    cost = CostModel(job.device) if job.device else cost_model(torch.get_num_threads())
     with job.timed("passes"):
         result = run_pipeline(gm, passes, cost, level=level, limit=limit, strict=options.verify)
     job.applied += [each for each in result.decisions if each.verdict is Verdict.APPLIED]
@@ -66,6 +74,19 @@ def run_passes(
         job.history.append((kind, result.history))
     (job.decisions if decisions is None else decisions).extend(result.decisions)
     return result.graph
+
+
+def _budgeted(each: Pass, options: Options, device: Device, kernels: bool) -> Pass:
+    """The pass, with the options' memory budget where it is the one to keep it."""
+    budget = options.budget()
+    if budget is None or not isinstance(each, Remat):
+        return each
+    kind, size = budget
+    if kind == "share":
+        return dataclasses.replace(each, share=size, kernels=kernels)
+    whole = device.memory_bytes if kind == "auto" else size
+    left = max(1, int(whole) - options.reserved())
+    return dataclasses.replace(each, budget=left, kernels=kernels)
 
 
 def cost_model(threads: int) -> CostModel:

@@ -30,7 +30,7 @@ def network(x: Tensor) -> Tensor:
         ({"mode": "defualt"}, ["mode is 'defualt'", "did you mean 'default'", *MODES]),
         ({"mode": "max-autotune"}, ["mode is 'max-autotune'", *MODES]),
         ({"precision": "bf16"}, ["precision is 'bf16'", "not available yet", "keep"]),
-        ({"memory_budget": "20GiB"}, ["memory_budget is '20GiB'", "not available yet"]),
+        ({"memory_budget": "20 parsecs"}, ["memory_budget is '20 parsecs'", "'20GiB'", "auto"]),
         ({"verify": "yes"}, ["verify is 'yes'", "True", "False"]),
         ({"limit": -1}, ["limit is -1", "from 0"]),
         ({"dump": 3}, ["dump is 3", "string"]),
