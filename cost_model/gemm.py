@@ -9,6 +9,7 @@ knows its tiles well: of those that it has, the one with the least predicted tim
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _SLAB = {"matrix": 128, "vector": 32}  # bytes of K that one step takes
 _THROTTLE = 1e-4  # seconds of full load after which a device draws all the power that it may
 _ROW = 131072  # bytes of a row past which it gets no slower to walk
+_PART = 512  # shapes that are priced at once
 _WIDEST = 16  # bytes of one load
 
 
@@ -64,10 +66,18 @@ def gemm(
     """
     fit = fit or constants(f"gemm.{unit(device, dtype)}", device)
     sizes = np.broadcast_arrays(array(m), array(n), array(k), array(batch), array(alignment))
-    product = _Product(device, fit, dtype, sizes, result_bytes)
-    best, compute, memory, latency = product.best()
+    shape = sizes[0].shape
+    flat = [each.reshape(-1) for each in sizes]
+    # In parts, so that every plan for every shape of one stays in the cache.
+    parts = [
+        _Product(device, fit, dtype, [each[at : at + _PART] for each in flat], result_bytes).best()
+        for at in range(0, max(len(flat[0]), 1), _PART)
+    ]
+    best, compute, memory, latency = (
+        np.concatenate(each).reshape(shape) for each in zip(*parts, strict=True)
+    )
     fixed = np.asarray(device.launch_seconds * fit["launch"] if launch is None else launch)
-    return Estimate(fixed + best, compute, memory, latency, np.broadcast_to(fixed, best.shape))
+    return Estimate(fixed + best, compute, memory, latency, np.broadcast_to(fixed, shape))
 
 
 def linear(
@@ -105,39 +115,44 @@ class _Product:
 
     def best(self) -> tuple[Array, Array, Array, Array]:
         """Seconds without the launch by the best tile, and its compute, memory and latency."""
-        shape = self.m.shape
-        best = np.full(shape, np.inf)
-        compute, latency = np.zeros(shape), np.zeros(shape)
-        for tile in self._tiles():
-            for split in _SPLITS:
-                total, busy, waiting = self._by(tile, split)
-                better = total < best
-                best = np.where(better, total, best)
-                compute = np.where(better, busy, compute)
-                latency = np.where(better, waiting, latency)
+        total, busy, waiting = self._by(*_plans(self.kind))
+        chosen = np.argmin(total, axis=0)[None]
+        best, compute, latency = (
+            np.take_along_axis(each, chosen, axis=0)[0] for each in (total, busy, waiting)
+        )
         return best, compute, self.memory, latency
 
-    def _tiles(self) -> Sequence[Sequence[int]]:
-        if "batched_tiles" in self.fit and np.all(self.batch > 1):
-            return self.fit["batched_tiles"]
-        return _MATRIX_TILES if self.kind == "matrix" else _VECTOR_TILES
-
-    def _by(self, tile: Sequence[int], split: int) -> tuple[Array, Array, Array]:
-        rows, columns = tile
-        fit, depth = self.fit, self.depth
-        multiply = 2 * max(rows, 16) * columns * depth / self.core_rate
+    def _by(self, rows: Array, columns: Array, split: Array) -> tuple[Array, Array, Array]:
+        """Seconds, compute and latency of each plan (the first axis) for each shape."""
+        fit, depth, device = self.fit, self.depth, self.device
+        multiply = 2 * np.maximum(rows, 16) * columns * depth / self.core_rate
         fetch = (rows + columns) * depth * self.item * self.narrow / self.core_feed
         step = np.maximum(np.maximum(multiply, fetch), fit["step_cycles"] * self.cycle)
         step = step * self.walking
         slabs = np.ceil(np.ceil(self.k / depth) / split)
         tiles = self.batch * np.ceil(self.m / rows) * np.ceil(self.n / columns) * split
-        waves = np.ceil(tiles / self.device.cores)
+        waves = np.ceil(tiles / device.cores)
         busy = waves * slabs * multiply
         # Under full load the clock falls to what the power limit allows.
         slowing = fit["throttle"] * busy * busy / (busy + _THROTTLE)
         start = fit["tile_cycles"] * self.cycle
         inside = waves * (start + slabs * step) + slowing
-        if split > 1:
-            inside = inside + fit["split_cycles"] * self.cycle + split * self.reduced
+        added = fit["split_cycles"] * self.cycle + split * self.reduced
+        inside = inside + np.where(split > 1, added, 0.0)
         total = blend(inside, self.memory, fit["sharpness"])
+        if "batched_tiles" in fit:
+            # For batches, the early libraries consider few tiles.
+            pairs = zip(rows.flat, columns.flat, strict=True)
+            few = [[r, c] in fit["batched_tiles"] for r, c in pairs]
+            allowed = np.reshape(few, rows.shape) | (self.batch <= 1)
+            total = np.where(allowed, total, np.inf)
         return total, busy + slowing, inside - busy - slowing
+
+
+@cache
+def _plans(kind: str) -> tuple[Array, Array, Array]:
+    """Rows, columns and splits of every plan that a library may choose, along the first axis."""
+    tiles = _MATRIX_TILES if kind == "matrix" else _VECTOR_TILES
+    plans = [(rows, columns, split) for rows, columns in tiles for split in _SPLITS]
+    rows, columns, splits = np.array(plans, dtype=np.float64).T[:, :, None]
+    return rows, columns, splits

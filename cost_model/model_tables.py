@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from perfopt.cost_model.steps import Step
+from perfopt.cost_model.suite_tables import SUITE_READERS
 from perfopt.cost_model.tables import (
     READERS,
     Reader,
@@ -194,6 +195,7 @@ def _module(
 
 ALL_READERS: dict[str, Reader] = {
     **READERS,
+    **SUITE_READERS,
     "neusight/e2e_measured.csv": _runs,
     "neusight/fx_nodes_*.csv": _nodes,
 }

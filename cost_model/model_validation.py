@@ -10,10 +10,14 @@ import numpy as np
 from perfopt.cost_model.collectives import collective_seconds
 from perfopt.cost_model.efficiency import Constants, tables
 from perfopt.cost_model.estimate import Array
+from perfopt.cost_model.images import images
 from perfopt.cost_model.steps import accumulate, backward, forward
+from perfopt.cost_model.streaming import pointwise
 from perfopt.cost_model.tables import Table
+from perfopt.cost_model.training import step_seconds
 from perfopt.cost_model.workloads import fused, seconds, steps_of
 
+_NODE = 8  # devices of one node of the published training runs
 _FLOAT = 4  # bytes of an element of the published runs
 
 
@@ -63,3 +67,35 @@ def nodes(table: Table, fit: Constants | None = None) -> Array:
             once = backward(device, step) + accumulate(device, step)
             found.append(once + host["backward"])
     return np.array(found)
+
+
+def visions(table: Table, fit: Constants | None = None) -> Array:
+    """Seconds of one batch of each vision model."""
+    of = table.columns
+    return images(
+        table.device, of["products"], of["activations"], of["batch"], mode=table.values["mode"],
+        dtype=table.values["dtype"], fit=fit,
+    )  # fmt: skip
+
+
+def trainings(table: Table, fit: Constants | None = None) -> Array:
+    """Seconds of forward and backward of one micro-batch of each run."""
+    of, found = table.columns, []
+    share = tables()["harness"][table.source]["rate_share"]
+    for k in range(len(table.seconds)):
+        ranks = int(of["ranks"][k])
+        nodes = max(1, ranks // _NODE) if ranks % _NODE == 0 else 1
+        once = step_seconds(
+            table.device, table.values["decoders"][str(of["model"][k])], float(of["length"][k]),
+            float(of["batch"][k]), ranks, checkpointing=bool(of["checkpointing"][k]),
+            nodes=nodes, nic=float(of["nic"][k]),
+        )  # fmt: skip
+        found.append(once / share)
+    return np.array(found)
+
+
+def streams(table: Table, fit: Constants | None = None) -> Array:
+    """Seconds of kernels that only move memory, each with its own launch."""
+    of = table.columns
+    each = pointwise(table.device, of["bytes"] / of["kernels"], fit=fit).seconds
+    return each * of["kernels"]

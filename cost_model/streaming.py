@@ -19,6 +19,7 @@ from perfopt.cost_model.specification import Device
 # Simple instructions per element of what is more than a few of them.
 INSTRUCTIONS = {"div": 4, "pow": 40, "tanh": 18, "gelu": 26, "exp": 10, "silu": 16, "erf": 20}
 _SECTOR = 32  # bytes that one access of a GPU's memory brings
+_FULL = 4  # bytes of a load from which on the memory's pipes are full
 _LINE = 64  # bytes that one access of a CPU's memory brings
 _ROW_WARPS = 4  # warps that work on one row of a normalisation
 _SOFTMAX_WARPS = (8, 16)  # warps that work on one row of a softmax, up to _WIDE and beyond
@@ -33,30 +34,41 @@ def pointwise(
     *,
     instructions: ArrayLike = 0.0,
     dtype: str = "float32",
-    cached: ArrayLike = 0.0,
+    load: float = _FULL,
     launch: float | None = None,
     fit: Constants | None = None,
 ) -> Estimate:
     """Seconds of a kernel that moves `moved` bytes and issues so many simple instructions.
 
-    `cached` of the bytes are in the last-level cache. `launch` replaces the fixed seconds.
+    `load` is the bytes of one load or store of one lane; below 4 they do not fill the memory's
+    pipes. What fits into the last-level cache is taken to be there, from the kernel before.
+    `launch` replaces the fixed seconds.
     """
     fit = fit or constants("streaming", device)
-    total, near = array(moved), np.minimum(array(cached), array(moved))
+    total = array(moved) / (min(load, _FULL) / _FULL if device.kind == "gpu" else 1)
+    near = total * _resident(device, total, fit)
     memory = (total - near) / (device.memory_bandwidth * fit["memory_share"])
     memory = memory + near / cache_rate(device, fit)
     # A multiply-add counts as two operations in the peak, and as one instruction here.
     compute = array(instructions) / (device.vector_peak(_lane(dtype)) / 2)
     fixed = device.launch_seconds * fit["launch"] if launch is None else launch
-    wait = np.where(total > 0, fit["ramp"], 0.0)
-    seconds = fixed + wait + blend(memory, compute, fit["sharpness"])
-    return Estimate(seconds, compute, memory, wait, np.broadcast_to(fixed, seconds.shape))
+    seconds = fixed + blend(memory, compute, fit["sharpness"])
+    wait, start = np.zeros_like(seconds), np.broadcast_to(fixed, seconds.shape)
+    return Estimate(seconds, compute, memory, wait, start)
 
 
 def cache_rate(device: Device, fit: Constants) -> float:
-    """Bytes/s from the last-level cache, or a usual multiple of the memory's where unknown."""
-    known = device.l2_bandwidth or device.cache_bandwidth
-    return max(known * fit["memory_share"], device.memory_bandwidth * fit["cache_ratio"])
+    """Bytes/s of a stream in the last-level cache: as measured, or a multiple of the memory's."""
+    usual = device.memory_bandwidth * fit["memory_share"] * fit["cache_ratio"]
+    return max(device.cache_bandwidth * fit["memory_share"], usual)
+
+
+def _resident(device: Device, moved: Array, fit: Constants) -> Array:
+    """The share of a stream of so many bytes that the last-level cache still holds."""
+    room = device.cache_bytes * fit["cache_share"]
+    if not room:
+        return np.zeros_like(moved)
+    return np.asarray(1 / (1 + (moved / room) ** 4))
 
 
 def _lane(dtype: str) -> str:
@@ -80,8 +92,10 @@ def softmax(
     """Seconds of a softmax over rows: short ones stay in registers, long ones are read 3 times."""
     fit = fit or constants("streaming", device)
     wide = array(width)
-    warps = np.where(wide <= _WIDE, *_SOFTMAX_WARPS)
-    again = 2 * _missed(device, array(rows), wide * item, warps, fit)
+    few, many = _SOFTMAX_WARPS
+    short = _missed(device, array(rows), np.minimum(wide, _WIDE) * item, few, fit)
+    long = _missed(device, array(rows), wide * item, many, fit)
+    again = 2 * np.where(wide <= _WIDE, short, np.maximum(short, long))
     again = np.where(wide <= _WARP_ROW, 0.0, again)
     return _rows(device, rows, width, item, again, instructions, fit, **options)
 
@@ -96,11 +110,11 @@ def _rows(
     return pointwise(device, moved, instructions=work, fit=fit, **options)
 
 
-def _missed(device: Device, rows: Array, row: Array, warps: Any, fit: Constants) -> Array:
+def _missed(device: Device, rows: Array, row: Array, warps: int, fit: Constants) -> Array:
     """The share of second reads of rows of so many bytes that the cache no longer answers."""
     if not device.cache_bytes:
         return np.ones(np.broadcast_shapes(rows.shape, row.shape))
-    resident = device.cores * np.maximum((device.warps or 48) // warps, 1)
+    resident = device.cores * max((device.warps or 48) // warps, 1)
     inside = np.minimum(rows, resident) * row / (device.cache_bytes * fit["cache_share"])
     return np.asarray(1 / (1 + np.maximum(inside, 1e-9) ** -4))
 
@@ -110,9 +124,10 @@ def gather(
     fit: Constants | None = None, **options: Any,
 ) -> Estimate:  # fmt: skip
     """Seconds of picking `rows` rows of `row` bytes from anywhere and writing them (`written`)."""
+    fit = fit or constants("streaming", device)
     reads = array(rows) * sectors(device, row)
     writes = array(rows) * array(row) if written is None else array(written)
-    return pointwise(device, reads + writes, fit=fit, **options)
+    return pointwise(device, (reads + writes) / fit["gather_share"], fit=fit, **options)
 
 
 def scatter(
@@ -120,9 +135,10 @@ def scatter(
     fit: Constants | None = None, **options: Any,
 ) -> Estimate:  # fmt: skip
     """Seconds of writing `rows` rows of `row` bytes to anywhere; `add` reads them first too."""
+    fit = fit or constants("streaming", device)
     reads = array(rows) * array(row)
     writes = array(rows) * sectors(device, row) * (2 if add else 1)
-    return pointwise(device, reads + writes, fit=fit, **options)
+    return pointwise(device, (reads + writes) / fit["gather_share"], fit=fit, **options)
 
 
 def sectors(device: Device, row: ArrayLike) -> Array:

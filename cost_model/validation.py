@@ -19,7 +19,7 @@ from perfopt.cost_model.collectives import CollectiveError, collective_array
 from perfopt.cost_model.efficiency import Constants, tables
 from perfopt.cost_model.estimate import Array, Estimate
 from perfopt.cost_model.gemm import gemm
-from perfopt.cost_model.model_validation import nodes, runs
+from perfopt.cost_model.model_validation import nodes, runs, streams, trainings, visions
 from perfopt.cost_model.streaming import INSTRUCTIONS, gather, normalisation, pointwise, softmax
 from perfopt.cost_model.tables import Table
 
@@ -129,16 +129,18 @@ def _vidur(table: Table, fit: Constants | None) -> Array:
     head = width / of["n_head"]
     queries = width / workers
     keys = of["n_kv_head"] * head / workers
+    # The framework's own kernels load one element at a time.
+    narrow = {"load": 2.0}
     half = partial(gemm, device, dtype="float16")
     streamed: dict[str, Callable[[], Estimate]] = {
-        "emb": lambda: gather(device, tokens, width * 2),
-        "input_layernorm": lambda: normalisation(device, tokens, width, 2.0),
-        "post_attention_layernorm": lambda: normalisation(device, tokens, width, 2.0),
+        "emb": lambda: gather(device, tokens, width * 2, **narrow),
+        "input_layernorm": lambda: normalisation(device, tokens, width, 2.0, **narrow),
+        "post_attention_layernorm": lambda: normalisation(device, tokens, width, 2.0, **narrow),
         "attn_pre_proj": lambda: half(tokens, queries + 2 * keys, width),
         "attn_post_proj": lambda: half(tokens, width, queries),
-        "attn_rope": lambda: pointwise(device, tokens * (queries + keys) * 4),
+        "attn_rope": lambda: pointwise(device, tokens * (queries + keys) * 4, **narrow),
         "mlp_up_proj": lambda: half(tokens, 2 * inner, width),
-        "mlp_act": lambda: pointwise(device, tokens * inner * 6),
+        "mlp_act": lambda: pointwise(device, tokens * inner * 6, **narrow),
         "mlp_down_proj": lambda: half(tokens, width, inner),
         "add": lambda: pointwise(device, tokens * width * 6),
     }
@@ -157,9 +159,12 @@ PREDICTORS: dict[str, Predictor] = {
     "vidur": _vidur,
     "model": runs,
     "node": nodes,
+    "images": visions,
+    "training": trainings,
+    "stream": streams,
 }
 # Kinds whose predictions have the source's calls in them already.
-_WHOLE = ("model", "node")
+_WHOLE = ("model", "node", "images", "training")
 
 
 def predicted(table: Table, fit: Constants | None = None) -> Array:
