@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from dataclasses import replace
@@ -122,6 +123,15 @@ def _maker() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
+@cache
+def _memory() -> float:
+    """Bytes of the machine's memory; 64 GiB where the system does not tell."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return float(64 << 30)
+
+
 def host_device(threads: int | None = None, calibration: Calibration | None = None) -> Device:
     """The CPU that this process runs on, with `threads` (default: torch's) of its cores.
 
@@ -179,17 +189,16 @@ def _supposed(threads: int) -> Device:
     names = [f"peaks.{name}" for name in peaks] + [f"vector.{name}" for name in rates]
     sources = dict.fromkeys(names, f"{capability} at 3 GHz, 2 pipes")
     sources |= dict.fromkeys(
-        ("memory_bandwidth", "memory_bytes", "cache_bandwidth", "cache_bytes", "launch_seconds"),
-        "round figure",
+        ("memory_bandwidth", "cache_bandwidth", "cache_bytes", "launch_seconds"), "round figure"
     )
-    sources |= {"cores": "threads of torch", "vector_bits": "torch"}
+    sources |= {"cores": "threads of torch", "vector_bits": "torch", "memory_bytes": "the system"}
     return Device(
         name=f"cpu ({capability}, {threads} thread{'s' if threads > 1 else ''})",
         kind="cpu",
         peaks=MappingProxyType(peaks),
         vector=rates,
         memory_bandwidth=memory,
-        memory_bytes=float(64 << 30),
+        memory_bytes=_memory(),
         launch_seconds=_CALL,
         cores=threads,
         cache_bytes=float(threads * _CACHE_PER_CORE),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -132,7 +132,7 @@ def _steady(what: str, least: float, measure: Callable[[], float]) -> float:
             return best
     raise BusyError(
         f"{what}: {best / 1e9:.1f} G/s, with fewer threads {least / 1e9:.1f}. Other processes hold "
-        f"the cores, nothing was kept: measure again when the machine is idle"
+        f"the cores: measure again when the machine is idle"
     )
 
 
@@ -185,12 +185,18 @@ def _squares(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def _twin(function: Any, threads: int) -> Any:
+    """The same function as another one to Dynamo, which compiles one only so many times."""
+    code = function.__code__.replace(co_name=f"{function.__name__}_{threads}")
+    return FunctionType(code, function.__globals__)
+
+
 def _generated(threads: int, dtype: torch.dtype, budget: float) -> float:
     """FLOP/s of vector code in a generated kernel whose operands stay in the cache."""
     wide = dtype is torch.float64
     rounds, each = _SQUARES if wide else _EXPONENTIALS
     source = torch.ones(16 * _GRAIN * threads, dtype=dtype)
-    kernel = api.compile(_squares if wide else _exponentials)
+    kernel = api.compile(_twin(_squares if wide else _exponentials, threads), dynamic=False)
     with torch.no_grad():
         seconds = typical(lambda: kernel(source), budget)
     return _SIMPLE * each * rounds * source.numel() / seconds

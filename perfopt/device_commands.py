@@ -75,17 +75,24 @@ def _calibrate(args: argparse.Namespace) -> Answer:
         made = calibrate(args.seconds, tell)
     if args.json:
         tables = [
-            {"hash": c.hash, "path": str(calibration_path(c.kind) or ""), **json.loads(dumps(c))}
-            for c in made
+            {
+                "hash": each.calibration.hash,
+                "path": str(calibration_path(each.calibration.kind) or ""),
+                "refused": each.refused,
+                **json.loads(dumps(each.calibration)),
+            }
+            for each in made
         ]
         return _json(tables), 0
     lines: list[str] = []
     for each in made:
-        path = calibration_path(each.kind)
+        found = each.calibration
+        path = calibration_path(found.kind)
         where = f"kept in {path}" if path else "not kept: there is no cache directory"
-        lines += [each.device, f"  calibration {each.hash}, {where}", ""]
-        lines += [*_measured(each), ""]
-    if busy > _BUSY * cores():
+        lines += [found.device, f"  calibration {found.hash}, {where}", "", *_measured(found), ""]
+        if each.refused:
+            lines += [*_wrapped(f"Not kept: {each.refused}."), ""]
+    if busy > _BUSY * cores() and not any(each.refused for each in made):
         lines += [f"The machine was busy (load {busy:.1f}): measure again when it is idle.", ""]
     return "\n".join(lines[:-1]) + "\n", 0
 

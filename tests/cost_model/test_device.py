@@ -176,6 +176,8 @@ def test_the_host_scales_with_its_threads() -> None:
     assert two.peaks["float32"] == 2 * one.peaks["float32"]
     assert one.peaks["float64"] == one.peaks["float32"] / 2
     assert device_named("cpu").kind == "cpu"
+    assert one.memory_bytes == two.memory_bytes > 1e8
+    assert set(one.sources) >= {"memory_bytes", "cores", "vector.float32", "peaks.float32"}
 
 
 WHOLE = """

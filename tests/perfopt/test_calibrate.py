@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -131,11 +132,38 @@ def test_nothing_is_kept_without_a_cache(
     assert current() is None and calibration_path() is None
     assert main(["calibrate", "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
-    assert table[0]["path"] == "" and table[0]["hash"] == made[0].hash
+    assert table[0]["path"] == "" and table[0]["hash"] == made[0].calibration.hash
 
 
 def kept_rates() -> Rates:
     return Rates(1, {"float32": 1e11}, {"float32": 1e11}, ((1e6, 1e10),), 1e-6)
+
+
+def busy_after(runs: int) -> Callable[..., Iterator[Rates]]:
+    def measure(seconds: float, progress: object) -> Iterator[Rates]:
+        yield from [kept_rates()] * runs
+        raise BusyError("2 threads: products in float32: 1.0 G/s, with fewer threads 100.0")
+
+    return measure
+
+
+def test_what_is_trusted_of_a_busy_machine_is_kept(
+    own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfopt.calibrate.measure_cpu", busy_after(1))
+    assert main(["calibrate"]) == 0
+    found = current()
+    assert found is not None and [each.threads for each in found.runs] == [1]
+    text = capsys.readouterr().out
+    assert "Not kept: 2 threads: products in float32: 1.0 G/s" in text
+
+
+def test_nothing_of_a_busy_machine_is_kept(
+    own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfopt.calibrate.measure_cpu", busy_after(0))
+    assert main(["calibrate"]) == 2
+    assert current() is None and "1.0 G/s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", ["0", "-3", "601", "nan"])
@@ -187,8 +215,8 @@ def test_there_is_no_gpu() -> None:
 @pytest.mark.gpu
 def test_a_gpu_is_measured(own: Path) -> None:
     made = calibrate(5)
-    assert [each.kind for each in made] == ["cpu", "cuda"]
-    rates = made[1].runs[0]
+    assert [each.calibration.kind for each in made] == ["cpu", "cuda"]
+    rates = made[1].calibration.runs[0]
     assert rates.matrix["bfloat16"] > rates.matrix["float64"] / 2
     assert 1e-7 < rates.launch_seconds < 1e-4 and 1e-7 < rates.dispatch_seconds < 1e-3
-    assert named("cuda").calibration == made[1].hash
+    assert named("cuda").calibration == made[1].calibration.hash
