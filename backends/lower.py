@@ -50,6 +50,7 @@ def lower_region(name: str, gm: fx.GraphModule, exact_rounding: bool = False) ->
             ),
             outputs=tuple(names[node] for node in results),
             calls=tuple(_call(kernel) for kernel in lowered.kernels),
+            device=results[0].meta["val"].device if results else torch.device("cpu"),
         ),
         tuple(lowered.kernels),
     )

@@ -30,8 +30,9 @@ class Call:
 
     An argument is the name of a region input or of an `Alloc` (its address is passed), or a size
     (an `int` or an expression in the graph's symbols, passed as int64). The number of threads
-    follows as the last argument; the program adds it. The entry of a `checked` kernel returns
-    non-zero where an index was out of range, and the program raises `IndexError`.
+    follows as the last argument where the kernel runs on a CPU; the program adds it. There, the
+    entry of a `checked` kernel returns non-zero where an index was out of range, and the program
+    raises `IndexError`; on a GPU the kernel stops by itself, as eager's do.
     """
 
     entry: str
@@ -45,7 +46,9 @@ class LoweredRegion:
 
     `inputs` names the tensor placeholders in the order of the region's arguments, with "" for an
     argument that is a SymInt (its symbol is used instead). `outputs` come in the order of the
-    region's results. `allocs` must all exist before the first of `calls`.
+    region's results. `allocs` must all exist before the first of `calls`. All of it is on `device`,
+    but for inputs of one element without dimensions on the CPU, which the program takes there.
+    `source` is the user's line behind it.
     """
 
     name: str
@@ -53,6 +56,8 @@ class LoweredRegion:
     allocs: tuple[Alloc, ...]
     outputs: tuple[str, ...]
     calls: tuple[Call, ...]
+    device: torch.device = torch.device("cpu")
+    source: str = ""
 
 
 def is_region(node: fx.Node) -> bool:

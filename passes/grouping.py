@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from perfopt.backends.lowering import REDUCTIONS
-from perfopt.backends.oracle import lowerable
+from perfopt.backends.oracle import device_of, lowerable
 from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.ops import Work, work
 from perfopt.cost_model.roofline import CostModel
@@ -52,6 +52,7 @@ class Group:
     escapes: list[tuple[int, int, int]]  # (bytes, elements, readers)
     full: int
     folds: frozenset[int]
+    device: torch.device | None
     price: Cost = field(default_factory=Cost)
 
 
@@ -135,6 +136,7 @@ class Facts:
             [node], 1 << k, inputs, self.before[k] | 1 << k, work(node),
             {(source, alias): size for source, alias, size in reads(node)},
             escapes, full, frozenset((left,) if node.target in REDUCTIONS else ()),
+            device_of(node),
         )  # fmt: skip
         group.price = cost.node(node)
         return group
@@ -239,6 +241,9 @@ class Grouping:
         both = first.work + second.work
         price = self.cost.price(both, moved)
         before = first.price + second.price
+        if first.device != second.device:
+            devices = {"a": str(first.device), "b": str(second.device)}
+            return Refusal("tensors on {a} and {b}", devices, before, price)
         for group in (first, second):
             if group.folds and group.full != full:
                 return Refusal(
@@ -258,7 +263,8 @@ class Grouping:
                 )  # fmt: skip
         return Group(
             first.nodes + second.nodes, mask, (first.inputs | second.inputs) & ~mask,
-            first.before | second.before, both, outside, escapes, full, folds, price,
+            first.before | second.before, both, outside, escapes, full, folds, first.device,
+            price,
         )  # fmt: skip
 
     def _leaves_and_returns(self, made: Group) -> bool:
