@@ -29,6 +29,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.printers import PythonPrinter
@@ -113,6 +114,25 @@ empty_strided_cpu: Callable[..., torch.Tensor] = getattr(
     torch._C._dynamo.guards, "_empty_strided_cpu", _empty_strided
 )
 """The cheapest way to a new CPU tensor: sizes and strides as tuples, and a dtype."""
+
+
+def _empty_strided_on_gpu(
+    size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+empty_strided_cuda: Callable[..., torch.Tensor] = getattr(
+    torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided_on_gpu
+)
+"""The same on the current GPU."""
+
+current_gpu: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""The number of the current GPU, where torch has been told to use any."""
+
+profiler = torch.autograd.profiler
+PROFILING = "profiler._is_profiler_enabled"
+"""Whether torch's profiler runs, as Python text over the module `profiler`."""
 
 
 def fast_call(target: Any) -> Callable[..., Any]:
@@ -291,3 +311,26 @@ def has_avx512_bf16() -> bool:
     """Whether this processor has the instructions of AVX512-BF16; False where torch cannot tell."""
     asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return asked is not None and bool(asked())
+
+
+def allocated_peak(step: Callable[[], object]) -> int:
+    """Bytes that `step` has allocated at most at one time, above what was there before."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        torch.cuda.synchronize()
+        return int(torch.cuda.max_memory_allocated() - before)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        step()
+    events = [
+        (event.start_ns(), event.nbytes())
+        for event in found.profiler.kineto_results.events()  # type: ignore[union-attr]
+        if event.name() == "[memory]"
+    ]
+    now = most = 0
+    for _, size in sorted(events, key=lambda event: event[0]):
+        now += size
+        most = max(most, now)
+    return most

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import gc
 import json
 import platform
-import random
 import subprocess
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,77 +21,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from perfopt.measuring import Ratio, ratio
+
 EAGER, INDUCTOR = "eager", "inductor"
-RESAMPLES = 2000
 WIDTH = 140
 
 
 class WrongResultError(AssertionError):
     """A contender's result is further from float64 than rounding explains."""
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """One contender's time over another's: the median of paired ratios and its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Ratio:
-    """Seconds `above` over seconds `below`, both in the order of the rounds that they come from."""
-    pairs = np.asarray(above) / np.asarray(below)
-    picks = np.random.default_rng(seed).integers(len(pairs), size=(RESAMPLES, len(pairs)))
-    low, high = np.quantile(np.median(pairs[picks], axis=1), (0.025, 0.975))
-    return Ratio(float(np.median(pairs)), float(low), float(high))
-
-
-def measure(
-    contenders: Mapping[str, Callable[[], object]],
-    samples: int,
-    *,
-    calls: int = 1,
-    warmup: int = 5,
-    seed: int = 0,
-) -> dict[str, list[float]]:
-    """Seconds per call of each contender, one sample of each in every round, in random order.
-
-    A sample is the mean of `calls` calls in a row: above 1 only where one call is too short for
-    the clock. The garbage collector rests meanwhile.
-    """
-    order = random.Random(seed)
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    names = list(contenders)
-    for _ in range(warmup):
-        for name in names:
-            contenders[name]()
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(samples):
-            for name in order.sample(names, len(names)):
-                seconds[name].append(_sample(contenders[name], calls))
-    finally:
-        gc.enable()
-    return seconds
-
-
-def _sample(call: Callable[[], object], calls: int) -> float:
-    repeats = range(calls)
-    start = time.perf_counter()
-    for _ in repeats:
-        call()
-    return (time.perf_counter() - start) / calls
 
 
 def contender(function: Callable[..., Tensor], backend: str) -> Callable[..., Tensor]:

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from benchmarks import compare
 from benchmarks.compare import EAGER, INDUCTOR
+from perfopt.measuring import measure
 
 
 def gelu_mul(x: Tensor, bias: Tensor, y: Tensor) -> Tensor:
@@ -153,7 +154,7 @@ def time_function(
     functions = {name: compare.contender(function, name) for name in (EAGER, INDUCTOR, backend)}
     compare.check(functions, inputs)
     bound = {name: partial(each, *inputs) for name, each in functions.items()}
-    return compare.measure(bound, samples, calls=calls)
+    return measure(bound, samples, calls=calls)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,6 +17,7 @@ import torch
 from benchmarks import compare
 from benchmarks.compare import EAGER, INDUCTOR
 from examples import train_gpt
+from perfopt.measuring import measure
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         return lambda: each.step(*next(batches))
 
     steps = {name: stepper(each) for name, each in contenders.items()}
-    seconds = compare.measure(steps, args.samples)
+    seconds = measure(steps, args.samples)
     apart = train_gpt.parted(list(contenders.values()), demo.tolerance)
     if apart:
         print(f"losses part from eager's by more than {demo.tolerance}: {', '.join(apart)}")

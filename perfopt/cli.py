@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from perfopt.bench_command import add_bench_command
 from perfopt.cache_commands import add_cache_command
 from perfopt.commands import add_commands
 from perfopt.device_commands import add_device_commands
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("passes", help="list the passes, their level and their options")
     commands.add_parser("options", help="list what `options={...}` of torch.compile takes")
     add_commands(commands)
+    add_bench_command(commands, _bar)
     add_cache_command(commands)
     add_device_commands(commands, _bar)
     add_validate_command(commands)

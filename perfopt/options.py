@@ -141,6 +141,11 @@ def switched_off() -> bool:
     return os.environ.get("PERFOPT_DISABLE", "") not in ("", "0")
 
 
+def environment_with(**changes: str) -> dict[str, str]:
+    """The environment with some variables set, for another process."""
+    return {**os.environ, **changes}
+
+
 def cache_directory() -> Path | None:
     """The folder that compiled code is kept in; None where none is wanted, or no home is known.
 

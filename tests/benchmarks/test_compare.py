@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import compare, regions
+from perfopt import measuring
 
 
 def double(x: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ def test_a_result_that_loses_nan_is_refused() -> None:
 def test_every_round_samples_every_contender_once() -> None:
     log: list[str] = []
     contenders = {name: (lambda name=name: log.append(name)) for name in "abc"}
-    seconds = compare.measure(contenders, samples=20, calls=2, warmup=0)
+    seconds = measuring.measure(contenders, samples=20, calls=2, warmup=0)
     assert {name: len(each) for name, each in seconds.items()} == dict.fromkeys("abc", 20)
     rounds = [tuple(log[i : i + 6 : 2]) for i in range(0, len(log), 6)]
     assert all(sorted(each) == list("abc") for each in rounds)
@@ -43,10 +44,10 @@ def test_every_round_samples_every_contender_once() -> None:
 
 def test_the_ratio_pairs_samples_of_one_round() -> None:
     drift = np.linspace(1.0, 5.0, 101)  # the machine slows down for both alike
-    found = compare.ratio(list(2.0 * drift), list(drift))
+    found = measuring.ratio(list(2.0 * drift), list(drift))
     assert found.low == found.value == found.high == pytest.approx(2.0)
     noise = np.random.default_rng(0).normal(1.0, 0.1, 101)
-    wide = compare.ratio(list(2.0 * noise), [1.0] * 101)
+    wide = measuring.ratio(list(2.0 * noise), [1.0] * 101)
     assert wide.low < 2.0 < wide.high and wide.high - wide.low < 0.2
 
 
