@@ -237,7 +237,7 @@ def parted_peak(forward: fx.Graph, backward: fx.Graph, results: int) -> tuple[in
     of its own, then what it keeps for the backward graph, whose inputs have the same names.
     """
     primals = [node for node in forward.nodes if node.op == "placeholder"]
-    outputs = [n for n in forward.output_node().args[0] if isinstance(n, fx.Node)]  # type: ignore[union-attr]
+    outputs = _results(forward)
     inputs = {_place(node): _held(node) for node in primals}
     events = _Alive(sum(inputs.values()))
     ends = {_place(node): _held(node) for node in outputs}
@@ -250,11 +250,16 @@ def parted_peak(forward: fx.Graph, backward: fx.Graph, results: int) -> tuple[in
     events.now = sum(inputs.values()) + sum(owned.values())
     events.now += sum({_place(n): _held(n) for n in outputs[:results]}.values())
     events.peak, events.at = max((events.peak, events.at), (events.now, "backward entry"))
-    gradients = {_place(n) for n in backward.output_node().args[0] if isinstance(n, fx.Node)}  # type: ignore[union-attr]
+    gradients = {_place(node) for node in _results(backward)}
     stays = gradients | {_place(node) for node in given if node.name in own}
     computed = [n for n in backward.nodes if n.op not in ("placeholder", "output", "get_attr")]
     events.walk(computed, {_place(node) for node in given}, stays, None, owned)
     return events.peak, events.at
+
+
+def _results(graph: fx.Graph) -> list[fx.Node]:
+    (results,) = graph.output_node().args
+    return [node for node in results if isinstance(node, fx.Node)]  # type: ignore[union-attr]
 
 
 class _Alive:

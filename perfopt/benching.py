@@ -355,7 +355,7 @@ def _started(case: Case, measured: Measured) -> Measured:
         peak: int | None = None
         for _ in range(2):
             done = subprocess.run(
-                [sys.executable, "-m", "perfopt.first_call", str(request), str(answer)],
+                [sys.executable, "-m", f"{__package__}.first_call", str(request), str(answer)],
                 env=environment_with(
                     PERFOPT_CACHE_DIR=f"{folder}/perfopt",
                     TORCHINDUCTOR_CACHE_DIR=f"{folder}/inductor",
