@@ -326,7 +326,7 @@ def allocated_peak(step: Callable[[], object]) -> int:
         step()
     events = [
         (event.start_ns(), event.nbytes())
-        for event in found.profiler.kineto_results.events()  # type: ignore[union-attr]
+        for event in found.profiler.kineto_results.events()
         if event.name() == "[memory]"
     ]
     now = most = 0

@@ -233,8 +233,8 @@ def contender(subject: Subject, name: str, options: Mapping[str, Any]) -> Callab
     if name == "eager":
         return own
     if name == OURS:
-        return compile_model(own, **options)  # type: ignore[no-any-return]
-    return torch.compile(own, backend=name)  # type: ignore[no-any-return]
+        return compile_model(own, **options)
+    return torch.compile(own, backend=name)
 
 
 def step_of(subject: Subject, call: Callable[..., Any]) -> Callable[[], None]:

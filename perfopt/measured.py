@@ -9,9 +9,9 @@ from typing import Any
 from torch import fx
 
 from perfopt.backends.torch_private import calling_backend, compile_alone, compile_id
+from perfopt.capture import Made
 from perfopt.compiler import run_stages
 from perfopt.disabling import is_disabled
-from perfopt.factory import Made
 from perfopt.options import Options
 from perfopt.records import Compilation
 from perfopt.running import SEED, Subject, run, seeded
@@ -38,7 +38,7 @@ def measure(
 
     seeded(SEED)
     model, args, kwargs = make()
-    subject = Subject(model, args, kwargs, train)
+    subject = Subject(model, tuple(args), dict(kwargs), train)
     compiled = compile_alone(model, backend)
     for _ in range(WARMUP):
         run(subject, compiled)
