@@ -26,7 +26,7 @@ from perfopt.cost_model.tables import (
     device_of,
     numbers,
 )
-from perfopt.cost_model.workloads import linear, pointwise
+from perfopt.cost_model.workloads import linear, pointwise, steps_of
 
 _PARALLEL = re.compile(r"(dp|tp|pp)(\d+)(?:_(\d+))?")
 
@@ -68,6 +68,10 @@ def _config(path: Path) -> Mapping[str, Any]:
         raise TableError(f"needs dl_configs/{path.name}: {error}") from None
     if not isinstance(found, dict):
         raise TableError(f"needs dl_configs/{path.name}: it holds no object")
+    try:
+        steps_of(found, 1, 16, training=False)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TableError(f"cannot price dl_configs/{path.name}: {error}") from None
     return found
 
 

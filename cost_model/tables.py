@@ -165,7 +165,8 @@ def _nccl(path: Path, rows: Sequence[Row], skipped: list[Skipped]) -> Iterator[T
     for device, members in by_device(rows, "system", skipped, path.name):
         dtypes = words(members, "nccl_dtype")
         if unknown := set(dtypes) - set(MESSAGE_BYTES):
-            raise TableError(f"is of dtype {min(unknown)!r}; known: {', '.join(MESSAGE_BYTES)}")
+            known = ", ".join(MESSAGE_BYTES)
+            raise TableError(f"is of dtype {str(min(unknown))!r}; known: {known}")
         # The column counts elements, whatever its name says: equal bytes end at half as many.
         item = np.array([MESSAGE_BYTES[each] for each in dtypes])
         message = numbers(members, "message_size_elems_or_bytes") * item

@@ -47,10 +47,13 @@ def size_class(seconds: float) -> str:
     return SIZES[int(np.searchsorted(_EDGES, seconds, side="right"))]
 
 
-def harness(source: str) -> Constants:
-    """What a source's way to measure adds: `call_seconds` to every call, and more."""
-    found: Mapping[str, Any] = tables()["harness"]
-    return {"call_seconds": 0.0, **found.get(source, {})}
+def harness(source: str, vendor: str = "") -> Constants:
+    """What a source's way to measure adds: `call_seconds` to every call, and more.
+
+    A source may have constants of its own for a vendor's devices.
+    """
+    found: Mapping[str, Any] = tables()["harness"].get(source.partition("/")[0], {})
+    return {"call_seconds": 0.0, **found, **found.get(vendor, {})}
 
 
 Predictor = Callable[[Table, Constants | None], Array]
@@ -172,7 +175,9 @@ def predicted(table: Table, fit: Constants | None = None) -> Array:
 
     `fit` replaces the constants of the table's operation.
     """
-    added = 0.0 if table.kind in _WHOLE else harness(table.source)["call_seconds"]
+    added = (
+        0.0 if table.kind in _WHOLE else harness(table.source, table.device.vendor)["call_seconds"]
+    )
     return np.asarray(PREDICTORS[table.kind](table, fit) + added)
 
 

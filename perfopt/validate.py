@@ -140,7 +140,8 @@ def _update(results: Sequence[Score]) -> None:
     from perfopt.cost_model.validation import as_rows
 
     package = Path(errors.__file__).parent
-    text = json.dumps({"rows": as_rows(results)}, indent=1) + "\n"
+    rows = ",\n".join(json.dumps(row) for row in as_rows(results))
+    text = f'{{"rows": [\n{rows}\n]}}\n'
     (package / errors.SCOREBOARD).write_text(text, encoding="utf-8")
     errors.scoreboard.cache_clear()
     page = package.parent / "docs" / "accuracy.md"
