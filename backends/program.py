@@ -21,9 +21,17 @@ import torch
 from torch import Tensor, fx
 
 from perfopt.backends.codegen import Writer, argument, free_symbols, source_line
+from perfopt.backends.devices import allocator, elsewhere, entry_on, number_on, several_gpus
 from perfopt.backends.ir import FAULTS
 from perfopt.backends.region import LoweredRegion, Size, is_region, region_graph
-from perfopt.backends.torch_private import empty_strided_cpu, fast_call, is_overload, is_view
+from perfopt.backends.torch_private import (
+    PROFILING,
+    current_gpu,
+    fast_call,
+    is_overload,
+    is_view,
+    profiler,
+)
 
 aten = torch.ops.aten
 
@@ -36,7 +44,8 @@ _INFIX = {
 }  # fmt: skip
 # Names that the text uses beside its locals; sizes print as arithmetic with these functions.
 _RESERVED = (
-    "program", "inputs", "fault", "slice", "math", "max", "min", "abs", "int", "float", "round",
+    "program", "inputs", "profiler", "span", "fault", "slice", "math", "max", "min", "abs", "int",
+    "float", "round",
 )  # fmt: skip
 # Library calls whose results have the strides that tracing foresaw.
 _EXACT = {aten.mm.default, aten.addmm.default, aten.bmm.default}
@@ -72,15 +81,19 @@ def build_program(
     check_strides: bool = False,
     verify: Check | None = None,
     clock: Callable[[str], None] | None = None,
+    record: Callable[[str], Any] | None = None,
+    recorded: Callable[[list[Any]], tuple[Any, ...]] | None = None,
 ) -> Program:
     """The program of a functional ATen graph.
 
     `lowered` has the regions, by target, that run as kernels; all entries that they call are in
     `kernels`. `check_strides` puts inputs that kernels read into the strides they were traced with
     (backward graphs: what autograd passes may differ). `verify` is called after every region,
-    `clock` after every call and region with its name, and at the start with "".
+    `clock` after every call and region with its name, and at the start with "". `record` makes
+    contexts of names, which the launches of a region are put into; while torch's profiler runs,
+    `recorded` is called in the program's place.
     """
-    build = _Builder(gm, lowered, kernels, check_strides, verify, clock)
+    build = _Builder(gm, lowered, kernels, check_strides, verify, clock, record, recorded)
     source = build.text(name)
     run = _compiled(name, source, build.writer.bound)
     return Program(
@@ -89,7 +102,7 @@ def build_program(
 
 
 def _compiled(name: str, source: str, bound: dict[str, Any]) -> Callable[..., Any]:
-    space: dict[str, Any] = {"math": math, **bound}
+    space: dict[str, Any] = {"math": math, "profiler": profiler, **bound}
     file = f"<perfopt {name}>"
     exec(compile(source, file, "exec"), space)
     # Tracebacks and debuggers find the text here.
@@ -126,7 +139,9 @@ class _Builder:
         kernels: Mapping[str, Callable[..., Any]],
         check_strides: bool,
         verify: Check | None,
-        clock: Callable[[str], None] | None = None,
+        clock: Callable[[str], None] | None,
+        record: Callable[[str], Any] | None,
+        recorded: Callable[[list[Any]], tuple[Any, ...]] | None,
     ) -> None:
         self.gm = gm
         self.lowered = lowered
@@ -134,6 +149,11 @@ class _Builder:
         self.check_strides = check_strides
         self.verify = verify
         self.clock = clock
+        self.record = record
+        self.recorded = recorded
+        used = (lowered[str(n.target)].device for n in gm.graph.nodes if n.target in lowered)
+        # The GPU of most of the work, where there is any: the current one while the program runs.
+        self.home = next((device for device in used if device.type != "cpu"), None)
         self.writer = Writer()
         self.local: dict[fx.Node, str] = {}
         self.exact: set[str] = set()  # locals known to have the strides of their fake tensor
@@ -146,12 +166,23 @@ class _Builder:
         names = self.writer.names
         for reserved in _RESERVED:
             names.fresh(reserved)
+        self._ways_out()
         self._inputs()
         self._tick("")
         for node in self.gm.graph.nodes:
             self._node(self.gm, node)
         title = f"# {name}\n" if name else ""
         return self.writer.text(f"{title}def program(inputs):")
+
+    def _ways_out(self) -> None:
+        """Calls of other programs in this one's place."""
+        bind = self.writer.bind
+        if self.recorded is not None:
+            self.writer.add(f"if {PROFILING}: return {bind('recorded', self.recorded)}(inputs)")
+        if self.home is not None and several_gpus():
+            now, device = bind("current_gpu", current_gpu), bind("device", self.home)
+            call = f"{bind('elsewhere', elsewhere)}({device}, program, inputs)"
+            self.writer.add(f"if {now}() != {self.home.index or 0}: return {call}")
 
     # ---- inputs -----------------------------------------------------------------------------
 
@@ -284,14 +315,7 @@ class _Builder:
 
     def _launch(self, node: fx.Node, lowered: LoweredRegion) -> None:
         writer, source = self.writer, source_line(node)
-        where = {
-            name: self.local[arg]
-            for name, arg in zip(lowered.inputs, node.args, strict=True)
-            if name and isinstance(arg, fx.Node)
-        }
-        for arg in node.args:
-            if isinstance(arg, fx.Node):
-                self._restride(arg)
+        where = self._operands(node, lowered, source)
         items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
         wanted = {
             name: items[i].name for i, name in reversed([*enumerate(lowered.outputs)]) if i in items
@@ -303,7 +327,7 @@ class _Builder:
             shape, used = writer.sizes(alloc.shape)
             strides, more = writer.sizes(alloc.strides)
             dtype = writer.bind(str(alloc.dtype).removeprefix("torch."), alloc.dtype)
-            empty = writer.bind("empty_strided", empty_strided_cpu)
+            empty = writer.bind("empty_strided", allocator(lowered.device, self.home))
             text = f"{name} = {empty}({shape}, {strides}, {dtype})"
             writer.add(text, (name,), (*used, *more), source)
         self._calls(lowered, where, source)
@@ -318,15 +342,53 @@ class _Builder:
         if self.verify is not None:
             self._verify(node, outputs, source)
 
-    def _calls(self, lowered: LoweredRegion, where: Mapping[str, str], source: str) -> None:
+    def _operands(self, node: fx.Node, lowered: LoweredRegion, source: str) -> dict[str, str]:
+        """The locals of a region's inputs by name, where and as its kernels read them."""
+        where: dict[str, str] = {}
+        for name, arg in zip(lowered.inputs, node.args, strict=True):
+            if not isinstance(arg, fx.Node):
+                continue
+            self._restride(arg)
+            if not name:
+                continue
+            local = where[name] = self.local[arg]
+            if arg.meta["val"].device != lowered.device:
+                there = self.writer.bind("number_on", number_on)
+                device = self.writer.bind("device", lowered.device)
+                where[name] = self.writer.names.fresh(f"{local}_there")
+                text = f"{where[name]} = {there}({device}, {local})"
+                self.writer.add(text, (where[name],), (local,), source)
+        return where
+
+    def _more(self, device: torch.device) -> list[str]:
+        """What kernels on a device take after their buffers and sizes."""
+        if device.type != "cpu":
+            return []
         writer = self.writer
         if not self.threads:
             self.threads = writer.names.fresh("threads")
             count = writer.bind("get_num_threads", torch.get_num_threads)
             writer.add(f"{self.threads} = {count}()", (self.threads,), lasting=True)
+        return [self.threads]
+
+    def _recorded(self, name: str, source: str, entering: bool) -> None:
+        """A line that opens or closes what a profiler shows of a region."""
+        if self.record is None:
+            return
+        if entering:
+            label = f"{name}  {source.split('  ')[0]}".strip()
+            call = f"{self.writer.bind('record', self.record)}({label!r})"
+            self.writer.add(f"span = {call}.__enter__()", ("span",), lasting=True)
+        else:
+            self.writer.add("span.__exit__(None, None, None)", (), ("span",))
+
+    def _calls(self, lowered: LoweredRegion, where: Mapping[str, str], source: str) -> None:
+        writer, more, device = self.writer, self._more(lowered.device), lowered.device
         shapes = {alloc.name: alloc.shape for alloc in lowered.allocs}
+        self._recorded(lowered.name, source, True)
         for call in lowered.calls:
-            kernel = writer.bind(call.entry, self.kernels[call.entry])
+            entry = entry_on(device, self.home, self.kernels[call.entry])
+            kernel = writer.bind(call.entry, entry)
             texts, used = [], set()
             for arg in call.args:
                 if isinstance(arg, str):
@@ -340,12 +402,13 @@ class _Builder:
             guard = self._guard(written, used)
             if guard is None:
                 continue
-            text = f"{kernel}({', '.join([*texts, self.threads])})"
-            if call.checked:
+            text = f"{kernel}({', '.join([*texts, *more])})"
+            if call.checked and device.type == "cpu":
                 raised = writer.bind("raise_fault", raise_fault)
                 text = f"(fault := {text}) and {raised}(fault, {source.split('  ')[0]!r})"
             writer.add(guard + text, (), tuple(sorted(used)), source)
             self.launches += 1
+        self._recorded(lowered.name, source, False)
 
     def _guard(self, shapes: list[tuple[Size, ...]], used: set[str]) -> str | None:
         """What keeps a kernel from writing empty tensors; None if there is never work for it."""

@@ -13,14 +13,12 @@ Whatever cannot be lowered or compiled runs through ATen, with a decision that s
 from __future__ import annotations
 
 import gc
-import logging
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
-from importlib.util import find_spec
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,9 +31,7 @@ from perfopt.backends.decompositions import decompositions
 from perfopt.backends.index import Unsupported
 from perfopt.backends.ir import Kernel
 from perfopt.backends.lower import lower_region
-from perfopt.backends.mlir.compile import compile_kernels
-from perfopt.backends.mlir.objects import Objects
-from perfopt.backends.program import build_program
+from perfopt.backends.program import Program, build_program
 from perfopt.backends.region import LoweredRegion, is_region, region_graph
 from perfopt.backends.torch_private import (
     calling_backend,
@@ -44,7 +40,6 @@ from perfopt.backends.torch_private import (
     split_joint,
 )
 from perfopt.budgets import split_within
-from perfopt.caching import compiled_objects
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.disabling import is_disabled, mark_disabled
 from perfopt.options import Options
@@ -53,9 +48,15 @@ from perfopt.passes.remat import PLAN
 from perfopt.passes.remat_schedule import RESULTS
 from perfopt.pipelines import pipeline_of, run_passes
 from perfopt.records import Compilation, GraphRecord, Plan
+from perfopt.targets import (
+    can_generate,
+    compile_regions,
+    devices,
+    dump_kernels,
+    generates,
+    price,
+)
 from perfopt.verify import verify_region
-
-log = logging.getLogger(__name__)
 
 
 def compile_graph(
@@ -71,7 +72,9 @@ def compile_graph(
     owner, code, root = calling_backend()
     job = Compilation(compile_id(), options, owner, code)
     job.applied = job.applied if applied is None else applied
-    generate = _generates(options, example_inputs) and not is_disabled(root)
+    generate = options.mode != "aten" and generates(gm) and not is_disabled(root)
+    if generate:
+        price(job, devices(gm)[0])
     return run_stages(job, gm, example_inputs, generate)
 
 
@@ -110,27 +113,6 @@ def run_stages(
     return compiled
 
 
-def _generates(options: Options, example_inputs: Sequence[Any]) -> bool:
-    """Whether kernels can be generated here: taking operators apart pays only then."""
-    if options.mode == "aten" or any(
-        isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in example_inputs
-    ):
-        return False
-    if find_spec("torch_mlir") is None:
-        _say_that_kernels_are_missing()
-        return False
-    return True
-
-
-@cache
-def _say_that_kernels_are_missing() -> None:
-    warnings.warn(
-        "perfopt generates no kernels, because torch-mlir is not installed: everything runs "
-        "through ATen. `pip install perfopt[cpu]` brings it.",
-        stacklevel=2,
-    )
-
-
 def _partition(
     job: Compilation, generate: bool, joint: fx.GraphModule, inputs: Any, **given: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -160,35 +142,45 @@ def _part(
     if generate:
         gm = run_passes(job, Level.GRAPH, gm, decisions, kind)
     with job.timed("lowering"):
-        lowered, kernels = _lower(job.options, gm, decisions)
+        lowered, kernels = _lower(job, gm, decisions)
     if job.plans is not None:
         job.plans.append(Plan(kind, captured, gm, kernels, tuple(decisions)))
         return build_program(kind, captured, {}, {}).run
     with job.timed("kernels"):
         sources: Counter[str] = Counter()
-        entries = _compile(lowered, kernels, decisions, compiled_objects(job, kind), sources)
+        entries = compile_regions(job, kind, lowered, kernels, decisions, sources)
     with job.timed("program"):
         name = f"{kind} {job.number}".strip()
-        program = build_program(
-            name,
-            gm,
-            lowered,
-            entries,
+        build = partial(
+            build_program, name, gm, lowered, entries,
             check_strides=kind == "backward",
             verify=partial(verify_region, name) if job.options.verify else None,
             clock=job.clock(kind),
-        )
+        )  # fmt: skip
+        program = build(recorded=_recorded(build) if entries else None)
     plan = Plan(kind, captured, gm, kernels, tuple(decisions))
     record = GraphRecord(kind, nodes, program, plan, dict(sources))
     job.graphs.append(record)
     if job.options.dump:
-        _dump(job, record, gm)
+        _dump(job, record, gm, lowered)
     program.run.compilation = job  # type: ignore[attr-defined]  # lives as long as what it made
     return program.run
 
 
+def _recorded(build: Callable[..., Program]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """The program that names its regions for torch's profiler, made when it is first run."""
+    made: list[Program] = []
+
+    def run(inputs: list[Any]) -> tuple[Any, ...]:
+        if not made:
+            made.append(build(record=torch.profiler.record_function))
+        return made[0].run(inputs)
+
+    return run
+
+
 def _lower(
-    options: Options, gm: fx.GraphModule, decisions: list[Decision]
+    job: Compilation, gm: fx.GraphModule, decisions: list[Decision]
 ) -> tuple[dict[str, LoweredRegion], dict[str, tuple[Kernel, ...]]]:
     """Every region as launches and kernels, by its name; refusals become decisions."""
     lowered: dict[str, LoweredRegion] = {}
@@ -198,44 +190,15 @@ def _lower(
             continue
         name = str(node.target)
         try:
-            made = lower_region(name, region_graph(node), options.exact_rounding)
+            made = lower_region(name, region_graph(node), job.options.exact_rounding)
+            if job.plans is None and not can_generate(made.region.device.type):
+                raise Unsupported(f"no compiler for a kernel on {made.region.device}")
         except Unsupported as refusal:
             decisions.append(_note(node, Verdict.NOTE, "runs through ATen: {why}", str(refusal)))
             continue
-        lowered[name], kernels[name] = made.region, made.kernels
+        lowered[name] = replace(made.region, source=source_line(node))
+        kernels[name] = made.kernels
     return lowered, kernels
-
-
-def _compile(
-    lowered: dict[str, LoweredRegion],
-    kernels: Mapping[str, tuple[Kernel, ...]],
-    decisions: list[Decision],
-    objects: Objects | None,
-    sources: Counter[str],
-) -> dict[str, Callable[..., Any]]:
-    """The entries of all kernels, loaded from `objects` or compiled as one module.
-
-    `sources` counts where they came from. Should compiling fail, each region is compiled by
-    itself, and those that fail leave `lowered`.
-    """
-    every = [kernel for group in kernels.values() for kernel in group]
-    if not every:
-        return {}
-    try:
-        return compile_kernels(every, None, objects, sources)
-    except Exception:
-        log.warning("perfopt: compiling %d kernels failed", len(every), exc_info=True)
-    entries: dict[str, Callable[..., Any]] = {}
-    for name, group in kernels.items():
-        try:
-            entries |= compile_kernels(group, None, objects, sources)
-        except Exception as error:
-            reason = "runs through ATen, its kernel does not compile: {why}"
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            values = MappingProxyType({"why": text})
-            decisions.append(Decision("lower", Verdict.FAILED, (name,), reason, values))
-            del lowered[name]
-    return entries
 
 
 def _note(node: fx.Node, verdict: Verdict, reason: str, why: str) -> Decision:
@@ -243,10 +206,16 @@ def _note(node: fx.Node, verdict: Verdict, reason: str, why: str) -> Decision:
     return Decision("lower", verdict, (node.name,), reason, values, source_line(node))
 
 
-def _dump(job: Compilation, record: GraphRecord, gm: fx.GraphModule) -> None:
+def _dump(
+    job: Compilation,
+    record: GraphRecord,
+    gm: fx.GraphModule,
+    lowered: Mapping[str, LoweredRegion],
+) -> None:
     folder = Path(job.options.dump)
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{record.kind}_{job.number.replace('/', '_')}".rstrip("_")
     graph = gm.print_readable(print_output=False)
     (folder / f"{stem}_graph.txt").write_text(graph)
     (folder / f"{stem}_program.py").write_text(record.program.source)
+    dump_kernels(folder, stem, lowered, record.plan.kernels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from perfopt.backends.index import Index, Size
@@ -21,6 +22,11 @@ from triton.language.extra import libdevice
 
 
 '''
+
+
+def symbol(name: str, label: str = "") -> str:
+    """A kernel's name with a label, as an identifier."""
+    return re.sub(r"\W+", "_", f"{name}__{label}" if label else name).strip("_")
 
 
 def module_text(printed: TritonKernel, name: str) -> str:

@@ -7,14 +7,23 @@ all arguments, those that are compile-time constants included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.compiler import make_backend
 from triton.runtime import driver
+
+VERSIONS = ((3, 6), (3, 9))
+"""The oldest and the newest version of Triton that this is written for."""
+
+_THREADS = 8  # that compile at a time
 
 
 @dataclass(frozen=True)
@@ -37,12 +46,35 @@ class Pointer:
         return 0 if self.near else 1 << 62
 
 
+def whole_number(aligned: bool) -> int:
+    """What stands for any 64-bit number where a kernel is compiled, or any multiple of 16."""
+    return (1 << 40) + (not aligned)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A kernel to be compiled: Triton's function, and what it is called with.
+
+    `checked` kernels are compiled with device assertions.
+    """
+
+    function: Any
+    arguments: Sequence[Pointer | int]
+    constants: Mapping[str, int]
+    warps: int
+    checked: bool
+
+
 @dataclass(frozen=True)
 class Ready:
-    """A kernel that is loaded on a device: `run(x, y, z, stream, *before, *arguments)` launches."""
+    """A kernel that is loaded on a device.
+
+    `run(x, y, z, stream, function, metadata, None, None, None, *arguments)` launches it.
+    """
 
     run: Callable[..., None]
-    before: tuple[Any, ...]
+    function: Any
+    metadata: Any
 
 
 def target() -> str:
@@ -50,39 +82,76 @@ def target() -> str:
     return str(driver.active.get_current_target())
 
 
-def device_calls() -> tuple[Callable[[], int], Callable[[int], int]]:
-    """The cheapest calls for the current device, and for a device's current stream."""
-    active = driver.active
-    return active.get_current_device, active.get_current_stream
+def stream_call() -> Callable[[int], int]:
+    """The cheapest call for a device's current stream."""
+    return driver.active.get_current_stream
 
 
-def jitted(function: Any, plain: Sequence[str] = ()) -> Any:
-    """The jitted `function` again, indifferent to the values of its parameters `plain`."""
-    return triton.jit(function.fn, do_not_specialize=list(plain))
+def load(requests: Sequence[Request], cache: Path) -> tuple[list[Ready], int]:
+    """Kernels compiled for the current device, or found in `cache`, and loaded there.
 
-
-def load(
-    function: Any,
-    arguments: Sequence[Pointer | int],
-    constants: Mapping[str, int],
-    warps: int,
-    checked: bool,
-) -> Ready:
-    """A kernel compiled for the current device and loaded there.
-
-    Compiled without what would part it from eager's results: fused multiply-adds, and denormals
-    flushed by the library of functions. With `checked`, device assertions hold.
+    Also how many of them were compiled. Compiled without what would part them from eager's
+    results: fused multiply-adds, and denormals flushed by the library of functions.
     """
+    compiled = 0
+
+    def listen(*, cache_hit: bool, **told: Any) -> None:
+        nonlocal compiled
+        compiled += not cache_hit
+
+    with _listening(listen, cache), _together(len(requests)):
+        kernels = [_compiled(request) for request in requests]
+    made = []
+    for kernel in kernels:
+        run = kernel.run  # loads it; `function` is known only then
+        made.append(Ready(run, kernel.function, kernel.packed_metadata))
+    return made, compiled
+
+
+def _compiled(request: Request) -> Any:
     wanted = {
-        "num_warps": warps,
+        "num_warps": request.warps,
         "num_stages": 1,
         "enable_fp_fusion": False,
         "enable_reflect_ftz": False,
-        "debug": checked,
+        "debug": request.checked,
         "sanitize_overflow": False,
     }
     known = make_backend(driver.active.get_current_target()).parse_options({}).__dict__
     options = {name: value for name, value in wanted.items() if name in known}
-    kernel = function.warmup(*arguments, grid=(1,), **constants, **options)
-    run = kernel.run  # loads it; `function` is known only then
-    return Ready(run, (kernel.function, kernel.packed_metadata, None, None, None))
+    return request.function.warmup(*request.arguments, grid=(1,), **request.constants, **options)
+
+
+@contextmanager
+def _listening(listen: Callable[..., None], cache: Path) -> Iterator[None]:
+    """Inside, Triton's cache is `cache`, and `listen` hears of every compilation."""
+    before = knobs.compilation.listener
+
+    def both(**told: Any) -> None:
+        listen(**told)
+        if before is not None:
+            before(**told)
+
+    with knobs.cache.scope():
+        knobs.cache.dir = str(cache)
+        knobs.compilation.listener = both
+        try:
+            yield
+        finally:
+            knobs.compilation.listener = before
+
+
+@contextmanager
+def _together(count: int) -> Iterator[None]:
+    """Inside, kernels are compiled by several threads; the end waits for them.
+
+    What fails raises where the kernel is used: raised here, it would leave the mode switched on.
+    """
+    if count < 2:
+        yield
+        return
+    with (
+        ThreadPoolExecutor(min(count, _THREADS)) as pool,
+        triton.AsyncCompileMode(pool, ignore_errors=True),
+    ):
+        yield

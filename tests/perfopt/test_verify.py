@@ -29,12 +29,12 @@ def test_right_kernels_pass(dtype: torch.dtype) -> None:
 
 
 def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    right: Callable[..., Any] = compiler._compile
+    right: Callable[..., Any] = compiler.compile_regions
 
     def wrong(*args: Any) -> dict[str, Callable[..., Any]]:
         return {name: lambda *_: None for name in right(*args)}
 
-    monkeypatch.setattr(compiler, "_compile", wrong)
+    monkeypatch.setattr(compiler, "compile_regions", wrong)
     with pytest.raises(VerificationError) as caught:
         perfopt.compile(network, verify=True)(torch.full((5, 9), 2.0))
     text = str(caught.value)
