@@ -6,7 +6,7 @@ arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -44,10 +44,11 @@ class Launch:
 
 @dataclass
 class FakeDriver(DriverBase):
-    """The driver of a GPU that is not there."""
+    """The driver of a GPU that is not there; `run`, where given, does what a launch would do."""
 
     target: GPUTarget
     launches: list[Launch] = field(default_factory=list)
+    run: Callable[[Launch], None] | None = None
 
     def __post_init__(self) -> None:
         self.utils = SimpleNamespace(
@@ -59,8 +60,10 @@ class FakeDriver(DriverBase):
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         def run(x: int, y: int, z: int, stream: int, function: Any, *rest: Any) -> None:
-            arguments = rest[4:]
-            self.launches.append(Launch(source, metadata, function[1], (x, y, z), arguments))
+            launch = Launch(source, metadata, function[1], (x, y, z), rest[4:])
+            self.launches.append(launch)
+            if self.run is not None:
+                self.run(launch)
 
         return run
 
