@@ -35,7 +35,9 @@ ATTENTION = {
     "wide": (1, 8),
 }  # fmt: skip
 STREAMING = {"memory_share": (0.5, 0.95), "cache_share": (0.3, 2), "row_share": (0.5, 1)}
-WALKING = {**GEMM, "row_slowing": (0.01, 3)}
+# Of products on float32 lanes, all but these hold for every NVIDIA device.
+VECTOR = {"peak_share": GEMM["peak_share"], "tile_cycles": GEMM["tile_cycles"]}
+PASCAL = {**VECTOR, "row_slowing": (0.01, 3)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,18 +56,21 @@ _F32 = ("neusight/linear.csv", "neusight/bmm.csv")
 _STREAM = ("neusight/elem.csv", "neusight/ln.csv", "neusight/softmax.csv")
 _PREFILL = "aiconfigurator/context_attention_bf16_{}_sxm.csv"
 _XLA = ("xla/default_matmul_perf_table.csv",)
+# One sharpness holds for every NVIDIA device's matrix units.
+MATRIX = {name: bounds for name, bounds in GEMM.items() if name != "sharpness"}
+AMD = {**GEMM, "launch": (0.5, 3), "float16_share": (0.5, 1.5), "float8_share": (0.5, 2)}
 PEAK = {"peak_share": GEMM["peak_share"]}
 PLANS = [
-    Plan("gemm.matrix", "sm_80", GEMM, ("aiconfigurator/gemm_bf16_a100_sxm.csv",), ()),
-    Plan("gemm.matrix", "sm_90", GEMM, ("aiconfigurator/gemm_bf16_h100_sxm.csv",), ()),
-    Plan("gemm.matrix", "sm_100", GEMM, ("aiconfigurator/gemm_bf16_b200_sxm.csv",), ()),
-    Plan("gemm.matrix", "gfx942", GEMM, _XLA, ("MI300X",), "gemm"),
-    Plan("gemm.vector", "sm_60", WALKING, _F32, ("P100-PCIE-16GB",)),
-    Plan("gemm.vector", "sm_61", WALKING, _F32, ("P4",)),
-    Plan("gemm.vector", "sm_75", GEMM, _F32, ("T4",)),
-    Plan("gemm.vector", "sm_80", GEMM, _F32, ("A100-PCIE-80GB",)),
+    Plan("gemm.matrix", "sm_80", MATRIX, ("aiconfigurator/gemm_bf16_a100_sxm.csv",), ()),
+    Plan("gemm.matrix", "sm_90", MATRIX, ("aiconfigurator/gemm_bf16_h100_sxm.csv",), ()),
+    Plan("gemm.matrix", "sm_100", MATRIX, ("aiconfigurator/gemm_bf16_b200_sxm.csv",), ()),
+    Plan("gemm.matrix", "gfx942", AMD, _XLA, ("MI300X",)),
+    Plan("gemm.vector", "sm_60", PASCAL, _F32, ("P100-PCIE-16GB",)),
+    Plan("gemm.vector", "sm_61", {**PASCAL, "feed": (1, 20)}, _F32, ("P4",)),
+    Plan("gemm.vector", "T4", VECTOR, _F32, ("T4",)),
+    Plan("gemm.vector", "sm_80", VECTOR, _F32, ("A100-PCIE-80GB",)),
     Plan("gemm.vector", "A100-PCIE-40GB", PEAK, _F32, ("A100-PCIE-40GB",)),
-    Plan("gemm.vector", "sm_90", GEMM, _F32, ("H100-SXM5-80GB",)),
+    Plan("gemm.vector", "sm_90", VECTOR, _F32, ("H100-SXM5-80GB",)),
     Plan("attention", "sm_80", ATTENTION, (_PREFILL.format("a100"),), ()),
     Plan("attention", "sm_90", ATTENTION, (_PREFILL.format("h100"),), ()),
     Plan("streaming", "sm_60", STREAMING, _STREAM, ("P100-PCIE-16GB",)),
@@ -108,7 +113,7 @@ def fitted(section: str, bounds: Bounds, seen: Sequence[Table]) -> dict[str, flo
     """Constants that make the logarithms of the errors of these tables small."""
     base = constants(section, seen[0].device)
     low, high = np.log(np.array(list(bounds.values()), float)).T
-    usual = np.array([max(float(base[name]), 1e-6) for name in bounds])
+    usual = np.array([max(float(base.get(name, 1.0)), 1e-6) for name in bounds])
     start = np.clip(np.log(usual), low + 1e-3, high - 1e-3)
 
     def given(logs: np.ndarray, table: Table) -> Constants:
@@ -140,29 +145,62 @@ def mape(tables: Sequence[Table], given: Constants, section: str) -> list[str]:
     return lines
 
 
+def mean_of_others(plan: Plan, found: Sequence[Table], plans: Sequence[Plan]) -> Constants | None:
+    """The geometric means of the constants of the maker's other architectures, or None.
+
+    What a core draws from the L2 is not averaged over generations: it is its share of the L2's
+    published rate, and several times that where clusters of cores share fetches (from sm_90 on).
+    """
+    device = found[0].device
+    others = [
+        constants(plan.section, table.device)
+        for other, table in ((p, t) for p in plans for t in TABLES[p][:1])
+        if other.section == plan.section and other is not plan and len(other.bounds) > 1
+        and table.device.vendor == device.vendor
+    ]  # fmt: skip
+    if not others:
+        return None
+    mean = {
+        name: float(np.exp(np.mean([np.log(max(each.get(name, 1.0), 1e-3)) for each in others])))
+        for name in plan.bounds
+    }
+    if plan.section == "gemm.matrix":
+        alone = device.arch in ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89")
+        share = 0.77 * device.l2_bandwidth / (device.cores * device.clock)
+        mean["feed"] = share if alone else max(each["feed"] for each in others)
+    return mean
+
+
+TABLES: dict[Plan, list[Table]] = {}
+
+
 def main() -> None:
     """Fit what was asked for and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", type=Path)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", metavar="SECTION.NAME")
     parser.add_argument("--leave-out", action="store_true")
     args = parser.parse_args()
-    plans = [p for p in PLANS if f"{p.section}.{p.name}".startswith(args.only)]
-    every = {plan: tables_of(plan, args.tables) for plan in plans}
-    for plan, found in every.items():
+    TABLES.update((plan, tables_of(plan, args.tables)) for plan in PLANS)
+    for plan, found in TABLES.items():
+        if not f"{plan.section}.{plan.name}".startswith(args.only):
+            continue
+        given: Constants | None
         if args.leave_out:
-            others = [p for p in every if p.section == plan.section and p is not plan]
-            seen = [table for other in others for table in every[other]]
-            if not seen or len(plan.bounds) == 1:
+            given = mean_of_others(plan, found, PLANS) if len(plan.bounds) > 1 else None
+            if given is None:
                 continue
         else:
-            seen = found
-        given = fitted(plan.section, plan.bounds, [half(t, odd=False, most=ROWS) for t in seen])
-        print(f"[{plan.section}.{plan.name}]  # {'others' if args.leave_out else 'own'}")
-        for line in mape(found, given, plan.section):
-            print(f"# {line}")
-        for name, value in given.items():
-            print(f"{name} = {value}")
+            given = fitted(
+                plan.section, plan.bounds, [half(t, odd=False, most=ROWS) for t in found]
+            )
+        print(f"[{plan.section}.{plan.name}]")
+        own = mape(found, constants(plan.section, found[0].device), plan.section)
+        for line, shipped in zip(mape(found, given, plan.section), own, strict=True):
+            print(f"# {line} (as shipped: {shipped.split()[-2]} %)")
+        if not args.leave_out:
+            for name, value in given.items():
+                print(f"{name} = {value}")
         print(flush=True)
 
 

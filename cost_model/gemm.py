@@ -34,6 +34,7 @@ _VECTOR_TILES = (
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _SLAB = {"matrix": 128, "vector": 32}  # bytes of K that one step takes
 _THROTTLE = 1e-4  # seconds of full load after which a device draws all the power that it may
+_LANES = 128  # operations per cycle of a core with 64 lanes
 _ROW = 131072  # bytes of a row past which it gets no slower to walk
 _PART = 512  # shapes that are priced at once
 _WIDEST = 16  # bytes of one load
@@ -102,6 +103,9 @@ class _Product:
         share = fit["peak_share"] * fit.get(f"{dtype}_share", 1.0)
         self.core_rate = device.matrix_peak(dtype) * share / device.cores
         self.core_feed = fit["feed"] * clock(device)
+        if self.kind == "vector":
+            # Small tiles lose by shared memory, which grows with the lanes.
+            self.core_feed *= device.matrix_peak(dtype) / device.cores / clock(device) / _LANES
         # Rows that are not aligned are fetched by narrower loads.
         self.narrow = np.clip(_WIDEST / alignment, 1, 4)
         self.depth = _SLAB[self.kind] / self.item
