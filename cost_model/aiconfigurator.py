@@ -24,6 +24,7 @@ from perfopt.cost_model.tables import (
     Table,
     TableError,
     device_of,
+    gemm_values,
     suffixed,
 )
 
@@ -110,7 +111,7 @@ def _products(
         family = suffixed("gemm", DTYPES[dtype]) + ("_block" if dtype.endswith("_block") else "")
         yield Table(
             source, device, family, "gemm", sizes,
-            columns["latency"][chosen].astype(float) * 1e-3, {"dtype": DTYPES[dtype]}, name,
+            columns["latency"][chosen].astype(float) * 1e-3, gemm_values(DTYPES[dtype]), name,
         )  # fmt: skip
 
 

@@ -139,8 +139,15 @@ def _gemms(path: Path, rows: Sequence[Row], skipped: list[Skipped]) -> Iterator[
     columns = {name: numbers(rows, name) for name in ("m", "n", "k")}
     yield Table(
         "aiconfigurator", device_of(system), suffixed("gemm", dtype), "gemm", columns,
-        numbers(rows, "latency_ms", 1e-3), {"dtype": dtype},
+        numbers(rows, "latency_ms", 1e-3), gemm_values(dtype),
     )  # fmt: skip
+
+
+def gemm_values(dtype: str) -> Mapping[str, Any]:
+    """What aiconfigurator's products of a dtype are: whole layers, converting their operand."""
+    quantised = dtype not in ("bfloat16", "float16", "float32")
+    # Results are in bfloat16.
+    return MappingProxyType({"dtype": dtype, "quantised": quantised, "result_bytes": 2.0})
 
 
 def _attention(path: Path, rows: Sequence[Row], skipped: list[Skipped]) -> Iterator[Table]:

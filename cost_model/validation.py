@@ -18,7 +18,7 @@ from perfopt.cost_model.attention import attention
 from perfopt.cost_model.collectives import CollectiveError, collective_array
 from perfopt.cost_model.efficiency import Constants, tables
 from perfopt.cost_model.estimate import Array, Estimate
-from perfopt.cost_model.gemm import gemm
+from perfopt.cost_model.gemm import BYTES, gemm
 from perfopt.cost_model.model_validation import nodes, runs, streams, trainings, visions
 from perfopt.cost_model.streaming import INSTRUCTIONS, gather, normalisation, pointwise, softmax
 from perfopt.cost_model.tables import Table
@@ -61,10 +61,16 @@ Predictor = Callable[[Table, Constants | None], Array]
 
 def _gemm(table: Table, fit: Constants | None) -> Array:
     sizes = table.columns
-    return gemm(
+    dtype = table.values["dtype"]
+    product = gemm(
         table.device, sizes["m"], sizes["n"], sizes["k"], batch=sizes.get("b", 1.0), fit=fit,
-        **table.values,
+        dtype=dtype, result_bytes=table.values.get("result_bytes"),
     ).seconds  # fmt: skip
+    if not table.values.get("quantised"):
+        return product
+    # A layer first converts its bfloat16 operand, in a kernel of its own.
+    converted = sizes["m"] * sizes["k"] * (2 + BYTES[dtype])
+    return np.asarray(product + pointwise(table.device, converted).seconds)
 
 
 def _attention(table: Table, fit: Constants | None) -> Array:
