@@ -205,6 +205,7 @@ def compiled(
     """
     plan = graphs.plan
     job = Compilation(plan.number, Options(**options), code=plan.code, device=device_named(device))
+    launch._LAUNCHER_CACHE.clear()  # what is in it launches by another driver
     with pretending(target) as driver:
         for each in plan.plans or ():
             compiler._part(job, each.kind, True, each.captured, [])
