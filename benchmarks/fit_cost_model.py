@@ -155,7 +155,7 @@ def mean_of_others(plan: Plan, found: Sequence[Table], plans: Sequence[Plan]) ->
     others = [
         constants(plan.section, table.device)
         for other, table in ((p, t) for p in plans for t in TABLES[p][:1])
-        if other.section == plan.section and other is not plan and len(other.bounds) > 1
+        if other.section == plan.section and other is not plan and other.name == table.device.arch
         and table.device.vendor == device.vendor
     ]  # fmt: skip
     if not others:
