@@ -156,10 +156,10 @@ def _pow(b: Builder, node: fx.Node, a: list[Any]) -> Op:
         if not is_float(a[0]):
             raise Unsupported("an integer power with a tensor exponent")
         return b.op("pow", (a[0], a[1]), a[0].type)
-    return _constant_power(b, a[0], exponent)
+    return _constant_power(b, a[0], exponent, a[1])
 
 
-def _constant_power(b: Builder, x: Op, exponent: Any) -> Op:
+def _constant_power(b: Builder, x: Op, exponent: Any, value: Op) -> Op:
     if exponent == 0.5 and is_float(x):
         return b.op("sqrt", (x,), x.type)
     if exponent in (2, 3, 4) and x.type != "i1":
@@ -176,7 +176,7 @@ def _constant_power(b: Builder, x: Op, exponent: Any) -> Op:
         return b.op("div", (b.const(1.0, x.type), x), x.type)
     if exponent == -2:
         return b.op("div", (b.const(1.0, x.type), b.op("mul", (x, x), x.type)), x.type)
-    return b.op("pow", (x, b.const(float(exponent), x.type)), x.type)
+    return b.op("pow", (x, value), x.type)
 
 
 def _divisor(b: Builder, divisor: Op) -> Op:
@@ -393,6 +393,23 @@ def _table() -> dict[Any, tuple[str, Rule]]:
 
 
 POINTWISE = _table()
+
+# Eager rounds their numbers to the dtype of the tensor beside them; all others compute with more.
+_ROUNDING = frozenset(
+    getattr(getattr(aten, name), overload)
+    for name in ("add", "sub", "eq", "ne", "lt", "le", "gt", "ge", "fmod", "remainder", "pow",
+                 "floor_divide")
+    for overload in ("default", "Tensor", "Scalar", "Tensor_Scalar")
+    if hasattr(getattr(aten, name), overload)
+)  # fmt: skip
+
+
+def as_eager_has_it(target: Any, number: Any, dtype: torch.dtype) -> Any:
+    """A number among the operands as eager computes with it; other values as they are."""
+    narrow = dtype in (torch.bfloat16, torch.float16)
+    if not narrow or isinstance(number, bool) or not isinstance(number, (int, float)):
+        return number
+    return float(torch.tensor(number, dtype=dtype)) if target in _ROUNDING else number
 
 
 def convert(b: Builder, value: Any, dtype: torch.dtype) -> Any:

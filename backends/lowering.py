@@ -283,21 +283,13 @@ class Lowering:
         dtype = pw.result_dtype(node)
         if rule_kind == pw.PROMOTE:
             dtype = pw.common_dtype(node)
-            operands = [
-                float(torch.tensor(x, dtype=dtype)) if self._half_constant(x, dtype) else x
-                for x in operands
-            ]
+        operands = [pw.as_eager_has_it(node.target, x, dtype) for x in operands]
         if rule_kind != pw.KEEP:
             first = 1 if rule_kind == pw.CONDITION else 0
             operands[first:] = [pw.convert(self.builder, x, dtype) for x in operands[first:]]
         elif any(not isinstance(x, Op) for x in operands):
             raise Unsupported(f"{node.target} of a constant")
         return rule(self.builder, node, operands)
-
-    @staticmethod
-    def _half_constant(value: Any, dtype: torch.dtype) -> bool:
-        # Eager compares a 16-bit float with the constant as that float holds it.
-        return isinstance(value, float) and TYPES.get(dtype) in HALF
 
     def _rounded(self, node: fx.Node, value: Op) -> Op:
         half = TYPES.get(pw.result_dtype(node), "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from perfopt.backends.ir import FLOATS, Op
+from perfopt.backends.ir import BYTES, FLOATS, Op
 from perfopt.backends.vocabulary import FUNCTIONS
 
 TYPES = {
@@ -42,7 +42,10 @@ def literal(value: float | int | bool, type: str) -> str:
     if type == "i1":
         return str(bool(value))
     if type not in FLOATS:
-        return str(int(value))
+        bits = 8 * BYTES[type]
+        wrapped = int(value) & (1 << bits) - 1  # as eager has a number that does not fit
+        negative = type != "u8" and wrapped >> (bits - 1)
+        return str(wrapped - (1 << bits) if negative else wrapped)
     number = float(value)
     if type == "f32" and math.isfinite(number) and abs(number) > 3.4028235677973366e38:
         number = math.copysign(math.inf, number)

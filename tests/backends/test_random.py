@@ -1,5 +1,7 @@
 """Three hundred random graphs, fused by the default passes: every kernel beside its eager graph.
 
+Each kernel runs twice: compiled through MLIR, and as Triton in the interpreter.
+
 Each region's kernel is given what eager computes up to there, and is judged by float64: it may be
 four times as far from it as eager is, or as float64 itself gets when every value of the region is
 off by a rounding, so that no chaos in the graph is mistaken for a fault of its kernel.
@@ -27,6 +29,7 @@ from perfopt.passes.pipeline import DEFAULT, parse_pipeline, run_pipeline
 from perfopt.pipelines import cost_model
 from tests.backends.kernels import generated, launch, symbols_of, traced
 from tests.backends.random_graphs import FLOATS, SIZES, random_graph
+from tests.backends.triton.interpreted import run_lowered
 
 aten = torch.ops.aten
 SUMS = (aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
@@ -161,14 +164,19 @@ class Beside(Planned):
         graph = self.fetch_attr(target)
         eager = Planned(graph).run(*args)
         planned = [node.meta["val"] for node in graph.graph.output_node().args[0]]
-        ours = launch(self.lowered[target], self.entries, args, self.symbols)
+        region = self.lowered[target]
+        engines = {
+            "MLIR": launch(region, self.entries, args, self.symbols),
+            "Triton": run_lowered(region, args, self.symbols),
+        }
         exact, *shaken = references(graph, args)
-        for k, (mine, theirs) in enumerate(zip(ours, eager, strict=True)):
-            found = problem(mine, theirs, exact[k], [each[k] for each in shaken])
-            strides = zip(mine.shape, mine.stride(), planned[k].stride(), strict=True)
-            if not found and any(n > 1 and a != b for n, a, b in strides) and not self.symbols:
-                found = f"has strides {mine.stride()}, not {planned[k].stride()}"
-            assert not found, f"result {k} of {target} {found}\n{graph.graph}"
+        for engine, results in engines.items():
+            for k, (mine, theirs) in enumerate(zip(results, eager, strict=True)):
+                found = problem(mine, theirs, exact[k], [each[k] for each in shaken])
+                strides = zip(mine.shape, mine.stride(), planned[k].stride(), strict=True)
+                if not found and any(n > 1 and a != b for n, a, b in strides) and not self.symbols:
+                    found = f"has strides {mine.stride()}, not {planned[k].stride()}"
+                assert not found, f"{engine}: result {k} of {target} {found}\n{graph.graph}"
         return eager
 
 

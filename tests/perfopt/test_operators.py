@@ -255,3 +255,26 @@ def test_the_least_integer_by_minus_one_wraps_around() -> None:
     compiled = torch.compile(lambda a, b: (a // b, a % b), backend="perfopt")
     quotient, rest = compiled(x, torch.full_like(x, -1))
     assert torch.equal(quotient, x) and not rest.any()
+
+
+WITH_A_NUMBER: dict[str, Callable[[Tensor], Tensor]] = {
+    "add": lambda x: x + 0.3, "sub": lambda x: x - 0.3, "rsub": lambda x: 0.3 - x,
+    "mul": lambda x: x * 0.3, "div": lambda x: x / 0.3, "remainder": lambda x: x % 0.3,
+    "fmod": lambda x: torch.fmod(x, 0.3), "pow": lambda x: x.abs() ** 0.3,
+    "greater": lambda x: (x * 2) * (x > 0.3), "clamp": lambda x: x.clamp(-0.3, 0.3) * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", WITH_A_NUMBER)
+def test_numbers_beside_narrow_floats_are_what_eager_takes_them_for(
+    name: str, dtype: torch.dtype
+) -> None:
+    function, x = WITH_A_NUMBER[name], torch.randn(37, 91).to(dtype)
+    torch.compiler.reset()
+    compiled = perfopt.compile(function, exact_rounding=True)
+    eager, ours = function(x), compiled(x)
+    if name == "pow":  # of another library
+        torch.testing.assert_close(ours, eager)
+    else:
+        assert torch.equal(ours, eager)

@@ -209,8 +209,17 @@ def _builder_patches(memory: Memory) -> dict[str, Any]:
     def integer(builder: Any, source: Any, type: Any, signed: bool) -> Any:
         return _cast(builder, source, type)
 
+    def binary(builder: Any, left: Any, right: Any, function: Any) -> TensorHandle:
+        # Triton's own takes the truth value of two scalars for a number of their type.
+        result = np.asarray(function(left.data, right.data))
+        if result.dtype == np.bool_:
+            return TensorHandle(result, tl.int1)
+        wanted = interpreter._get_np_dtype(left.dtype.scalar)
+        return TensorHandle(result.astype(wanted, copy=False), left.dtype.scalar)
+
     return patches | {
-        "cast_impl": _cast, "create_fp_to_fp": to_float, "create_int_cast": integer,
+        "binary_op": binary, "cast_impl": _cast, "create_fp_to_fp": to_float,
+        "create_int_cast": integer,
         "create_assert": check, "create_masked_load": masked_load,
         "create_masked_store": masked_store,
     }  # fmt: skip
