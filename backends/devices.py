@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ def entry_on(
     if device.type == "cpu" or device == home:
         return entry
 
+    @wraps(entry)
     def launch(*arguments: int) -> None:
         with torch.cuda.device(device):
             entry(*arguments)
@@ -54,9 +55,9 @@ def number_on(device: torch.device, x: Tensor) -> Tensor:
     return torch.full((), x.item(), dtype=x.dtype, device=device)
 
 
-def elsewhere(device: torch.device, program: Callable[..., Any], inputs: list[Any]) -> Any:
-    """Run a program with `device` as the current one."""
-    with torch.cuda.device(device):
+def elsewhere(index: int, program: Callable[..., Any], inputs: list[Any]) -> Any:
+    """Run a program with the GPU of that number as the current one."""
+    with torch.cuda.device(index):
         return program(inputs)
 
 

@@ -180,9 +180,9 @@ class _Builder:
         if self.recorded is not None:
             self.writer.add(f"if {PROFILING}: return {bind('recorded', self.recorded)}(inputs)")
         if self.home is not None and several_gpus():
-            now, device = bind("current_gpu", current_gpu), bind("device", self.home)
-            call = f"{bind('elsewhere', elsewhere)}({device}, program, inputs)"
-            self.writer.add(f"if {now}() != {self.home.index or 0}: return {call}")
+            now, index = bind("current_gpu", current_gpu), self.home.index or 0
+            call = f"{bind('elsewhere', elsewhere)}({index}, program, inputs)"
+            self.writer.add(f"if {now}() != {index}: return {call}")
 
     # ---- inputs -----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from perfopt import compiler
-from perfopt.backends.torch_private import calling_backend, compile_id, empty_strided_cuda
+from perfopt.backends.torch_private import calling_backend, compile_id
 from perfopt.backends.triton import launch
 from perfopt.cost_model.device import device_named
 from perfopt.options import Options
@@ -43,12 +43,10 @@ def told_to_be_on_gpu(gm: fx.GraphModule, where: Where | None = None) -> fx.Grap
                 return device
             if not isinstance(value, FakeTensor):
                 return value
-            with torch.no_grad():
-                meta = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device="meta"
+            with value.fake_mode, torch.no_grad():
+                return torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=device
                 )
-                made = FakeTensor(value.fake_mode, meta, device)
-            return made
 
         for key in ("val", "example_value"):
             if key in node.meta:
@@ -100,7 +98,7 @@ class OnGpu:
     def __post_init__(self) -> None:
         space = self.record.program.run.__globals__
         for name, value in space.items():
-            if value is empty_strided_cuda:
+            if name.startswith("empty_strided"):
                 space[name] = _empty_strided
             elif isinstance(value, torch.device):
                 space[name] = torch.device("cpu")
@@ -115,7 +113,7 @@ class OnGpu:
     def calls(self, entry: Callable[..., None]) -> bool:
         """Whether the program has this entry."""
         space = self.record.program.run.__globals__
-        return any(value is entry for value in space.values())
+        return any(getattr(value, "__wrapped__", value) is entry for value in space.values())
 
 
 def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
@@ -184,7 +182,8 @@ def captured(
         owner, code, _ = calling_backend()
         job = Compilation(compile_id(), Options(), owner, code, plans=[])
         planned.append(job)
-        given.extend(x if isinstance(x, Tensor) else int(x) for x in inputs)
+        # An int of a SymInt would fix its value.
+        given.extend(x.node.hint if isinstance(x, torch.SymInt) else x for x in inputs)
         return compiler.run_stages(job, gm, inputs, True)
 
     torch.compiler.reset()
