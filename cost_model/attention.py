@@ -66,10 +66,10 @@ def attention(
         blend(tiles * total / np.ceil(q / _TILE) / device.cores, longest, fit["balance"]) * block
     )
     start = waves * fit["tile_cycles"] * cycle
-    bandwidth = device.memory_bandwidth * fit["memory_share"]
+    rate = device.memory_bandwidth * fit["memory_share"]
     moved = item * b * d * (2 * h * q + 2 * kv * k) * (2 if backward else 1)
-    memory = moved / bandwidth
-    paging = item * b * d * 2 * kv * k * fit["paging"] / bandwidth if paged else 0.0
+    memory = moved / rate
+    paging = item * b * d * 2 * kv * k * fit["paging"] / rate if paged else 0.0
     launch = np.broadcast_to(device.launch_seconds * fit["launch"], memory.shape)
     seconds = launch + blend(walked + start, memory, fit["sharpness"]) + paging
     return Estimate(seconds, walked, memory + paging, start, launch)

@@ -41,7 +41,7 @@ def convolution(
     want channels last: otherwise the operand and the result are copied into that order.
     """
     fit = fit or constants("convolution", device)
-    item = BYTES.get(dtype, 4)
+    item = BYTES.get(dtype.partition("/")[0], 4)
     here, there = float(prod(result)), float(prod(operand or result))
     window = float(prod(kernel))
     inputs = batch * channels * there * item
@@ -58,6 +58,8 @@ def convolution(
     }
     if direction not in sizes:
         raise ValueError(f"direction {direction!r}; allowed: {', '.join(sizes)}")
+    if device.kind == "cpu" and f"{dtype}/onednn" in device.peaks:
+        dtype = f"{dtype}/onednn"
     product = gemm(device, *sizes[direction], batch=groups, dtype=dtype)
     # The product above counts the unrolled operand's traffic; the kernel reads the operand itself.
     filters = outputs * channels / groups * window * item

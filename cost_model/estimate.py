@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from perfopt.cost_model.specification import Device
+
 Array = NDArray[np.float64]
 _NAMES = np.array(["compute", "memory", "latency", "launch"])
 
@@ -27,6 +29,21 @@ def blend(first: Any, second: Any, sharpness: float) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(longer > 0, shorter / longer, 0.0)
     return np.asarray(longer * (1 + ratio**sharpness) ** (1 / sharpness))
+
+
+def bandwidth(device: Device, moved: Array) -> Array:
+    """Bytes/s of streams of so many bytes: as measured of their size, or the memory's."""
+    if not device.copies:
+        return np.full(np.shape(moved), device.memory_bandwidth)
+    sizes, rates = np.array(device.copies).T
+    # Nothing larger may take less time: the seconds of the measured sizes, made to rise.
+    seconds = np.maximum.accumulate(sizes / rates)
+    inside = np.interp(moved, sizes, seconds)
+    inside = np.where(moved < sizes[0], moved / rates[0], inside)
+    beyond = seconds[-1] + (moved - sizes[-1]) / rates[-1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = moved / np.where(moved > sizes[-1], beyond, inside)
+    return np.where(moved > 0, found, rates[0])
 
 
 @dataclass(frozen=True)

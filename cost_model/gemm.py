@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from perfopt.cost_model.efficiency import Constants, clock, constants
-from perfopt.cost_model.estimate import Array, Estimate, array, blend
+from perfopt.cost_model.estimate import Array, Estimate, array, bandwidth, blend
 from perfopt.cost_model.specification import Device
 
 BYTES = {
@@ -31,8 +31,9 @@ _VECTOR_TILES = (
     (32, 32), (32, 64), (64, 32), (64, 64), (32, 128), (128, 32), (64, 128), (128, 64), (128, 128),
     (128, 256), (256, 128),
 )  # fmt: skip
+_CPU_TILES = ((1, 64), (4, 64), (12, 64), (48, 64), (48, 256))
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-_SLAB = {"matrix": 128, "vector": 32}  # bytes of K that one step takes
+_SLAB = {"matrix": 128, "vector": 32, "cpu": 32}  # bytes of K that one step takes
 _THROTTLE = 1e-4  # seconds of full load after which a device draws all the power that it may
 _LANES = 128  # operations per cycle of a core with 64 lanes
 _ROW = 131072  # bytes of a row past which it gets no slower to walk
@@ -41,9 +42,11 @@ _WIDEST = 16  # bytes of one load
 
 
 def unit(device: Device, dtype: str) -> str:
-    """Which constants hold: "matrix" for matrix units, "vector" for float32 and float64 lanes."""
+    """Which constants hold: "matrix" for matrix units, "vector" for a GPU's lanes, "cpu"."""
+    if device.kind == "cpu":
+        return "cpu"
     narrow = dtype not in ("float32", "float64") and dtype in device.peaks
-    return "matrix" if narrow and device.kind == "gpu" else "vector"
+    return "matrix" if narrow else "vector"
 
 
 def gemm(
@@ -98,7 +101,7 @@ class _Product:
         self.m, self.n, self.k, self.batch, alignment = sizes
         self.device, self.fit = device, fit
         self.kind = unit(device, dtype)
-        self.item = BYTES.get(dtype, 4)
+        self.item = BYTES.get(dtype.partition("/")[0], 4)
         self.cycle = 1 / clock(device)
         share = fit["peak_share"] * fit.get(f"{dtype}_share", 1.0)
         self.core_rate = device.matrix_peak(dtype) * share / device.cores
@@ -113,8 +116,8 @@ class _Product:
         self.walking = 1 + fit["row_slowing"] * np.minimum(self.k * self.item / _ROW, 1) ** 2
         written = self.item if result_bytes is None else result_bytes
         moved = self.item * (self.m * self.k + self.k * self.n) + written * self.m * self.n
-        bandwidth = device.memory_bandwidth * fit["memory_share"]
-        self.memory = self.batch * moved / bandwidth
+        moved = self.batch * moved
+        self.memory = moved / (bandwidth(device, moved) * fit["memory_share"])
         self.reduced = self.batch * self.m * self.n * 8 / (device.cores * self.core_feed)
 
     def best(self) -> tuple[Array, Array, Array, Array]:
@@ -129,7 +132,8 @@ class _Product:
     def _by(self, rows: Array, columns: Array, split: Array) -> tuple[Array, Array, Array]:
         """Seconds, compute and latency of each plan (the first axis) for each shape."""
         fit, depth, device = self.fit, self.depth, self.device
-        multiply = 2 * np.maximum(rows, 16) * columns * depth / self.core_rate
+        least = 1 if self.kind == "cpu" else 16  # rows that one instruction multiplies
+        multiply = 2 * np.maximum(rows, least) * columns * depth / self.core_rate
         fetch = (rows + columns) * depth * self.item * self.narrow / self.core_feed
         step = np.maximum(np.maximum(multiply, fetch), fit["step_cycles"] * self.cycle)
         step = step * self.walking
@@ -156,7 +160,8 @@ class _Product:
 @cache
 def _plans(kind: str) -> tuple[Array, Array, Array]:
     """Rows, columns and splits of every plan that a library may choose, along the first axis."""
-    tiles = _MATRIX_TILES if kind == "matrix" else _VECTOR_TILES
-    plans = [(rows, columns, split) for rows, columns in tiles for split in _SPLITS]
-    rows, columns, splits = np.array(plans, dtype=np.float64).T[:, :, None]
-    return rows, columns, splits
+    tiles = {"matrix": _MATRIX_TILES, "vector": _VECTOR_TILES, "cpu": _CPU_TILES}[kind]
+    splits = (1,) if kind == "cpu" else _SPLITS
+    plans = [(rows, columns, split) for rows, columns in tiles for split in splits]
+    rows, columns, split = np.array(plans, dtype=np.float64).T[:, :, None]
+    return rows, columns, split

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from perfopt.cost_model.efficiency import Constants, constants
-from perfopt.cost_model.estimate import Array, Estimate, array, blend
+from perfopt.cost_model.estimate import Array, Estimate, array, bandwidth, blend
 from perfopt.cost_model.specification import Device
 
 # Simple instructions per element of what is more than a few of them.
@@ -47,10 +47,10 @@ def pointwise(
     fit = fit or constants("streaming", device)
     total = array(moved) / (min(load, _FULL) / _FULL if device.kind == "gpu" else 1)
     near = total * _resident(device, total, fit)
-    memory = (total - near) / (device.memory_bandwidth * fit["memory_share"])
+    memory = (total - near) / (bandwidth(device, total) * fit["memory_share"])
     memory = memory + near / cache_rate(device, fit)
     # A multiply-add counts as two operations in the peak, and as one instruction here.
-    compute = array(instructions) / (device.vector_peak(_lane(dtype)) / 2)
+    compute = array(instructions) / (device.vector_peak(_lane(dtype)) / 2 * fit["lane_share"])
     fixed = device.launch_seconds * fit["launch"] if launch is None else launch
     seconds = fixed + blend(memory, compute, fit["sharpness"])
     wait, start = np.zeros_like(seconds), np.broadcast_to(fixed, seconds.shape)
@@ -66,7 +66,7 @@ def cache_rate(device: Device, fit: Constants) -> float:
 def _resident(device: Device, moved: Array, fit: Constants) -> Array:
     """The share of a stream of so many bytes that the last-level cache still holds."""
     room = device.cache_bytes * fit["cache_share"]
-    if not room:
+    if not room or device.copies:  # what was measured has the caches in it
         return np.zeros_like(moved)
     return np.asarray(1 / (1 + (moved / room) ** 4))
 
