@@ -139,7 +139,7 @@ def _vidur(table: Table, fit: Constants | None) -> Array:
     queries = width / workers
     keys = of["n_kv_head"] * head / workers
     # The framework's own kernels load one element at a time.
-    narrow = {"load": 2.0}
+    narrow: dict[str, Any] = {"load": 2.0}
     half = partial(gemm, device, dtype="float16")
     streamed: dict[str, Callable[[], Estimate]] = {
         "emb": lambda: gather(device, tokens, width * 2, **narrow),
