@@ -135,7 +135,8 @@ for _kind in ("flash_attention", "efficient_attention", "cudnn_attention", "fuse
 
 
 @cache
-def _name(target: Any) -> str:
+def operator_name(target: Any) -> str:
+    """An ATen operator's name without its overload, as \"mm\"."""
     packet = getattr(target, "overloadpacket", None)
     return str(packet.__name__ if packet is not None else getattr(target, "__name__", target))
 
@@ -162,7 +163,7 @@ def work(node: fx.Node) -> Work:
     """The FLOPs of one node: 0 for views and copies; the name alone decides for the rest."""
     if node.op != "call_function" or is_view(node):
         return Work()
-    name, dtype = _name(node.target), _dtype(node)
+    name, dtype = operator_name(node.target), _dtype(node)
     if name in _PRODUCTS:
         # 8-bit products give wider results: the operands say which units they run on.
         operand = next(iter(node.all_input_nodes), node)

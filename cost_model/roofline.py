@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 from torch import fx
 
 from perfopt.cost_model.cost import Bound, Cost
 from perfopt.cost_model.device import ONEDNN, Device
+from perfopt.cost_model.estimate import Estimate
 from perfopt.cost_model.liveness import peak_bytes
 from perfopt.cost_model.ops import Work, work
+from perfopt.cost_model.pricing import estimated, streamed
 from perfopt.cost_model.traffic import is_view, read_bytes, reads, region_bytes, written_bytes
 
 ONEDNN_CALL = 9e-6  # seconds by which a call of oneDNN's linear is longer than one of ATen's mm
@@ -63,7 +66,10 @@ class CostModel:
         if node.op != "call_function" or is_view(node) or not _on_device(node):
             return Cost()
         done = work(node)
-        price = self.price(done, read_bytes(reads(node)) + written_bytes(node))
+        moved = read_bytes(reads(node)) + written_bytes(node)
+        price = self.price(done, moved)
+        if self.device.kind == "gpu":
+            return self._as(price, estimated(self.device, node, done, moved))
         if done.matrix_dtype == ONEDNN:
             price = replace(price, seconds=price.seconds + ONEDNN_CALL)
         return price
@@ -81,7 +87,17 @@ class CostModel:
         """
         members = set(nodes)
         done = sum((work(node) for node in nodes), Work())
-        return self.price(done, region_bytes(members))
+        moved = region_bytes(members)
+        price = self.price(done, moved)
+        if self.device.kind == "gpu":
+            return self._as(price, streamed(self.device, moved, done))
+        return price
+
+    def _as(self, floor: Cost, found: Estimate) -> Cost:
+        """The cost with the seconds of an estimate, which is no less than the roofs allow."""
+        seconds = max(float(found.seconds), floor.roof_seconds)
+        bound: Any = str(found.bound)
+        return replace(floor, seconds=seconds, bound=bound)
 
     def graph(self, gm: fx.GraphModule) -> Cost:
         """The cost of every node, one after the other."""

@@ -19,7 +19,8 @@ class Piece:
     `name` is the region's, or that of the call's node. `operators` are the ATen operators that it
     computes and `nodes` the names of all inside, views included; `kernels` are the generated
     kernels as text, none for a library call. `source` is the user's line as `file.py:12`, or "".
-    `measured` are seconds on this machine, where they were asked for.
+    `measured` are seconds on this machine, where they were asked for. `error` is the mean absolute
+    percentage error of prices of its class, None where none was ever measured.
     """
 
     kind: Literal["region", "library call"]
@@ -30,6 +31,7 @@ class Piece:
     source: str
     cost: Cost
     measured: float | None = None
+    error: float | None = None
 
     @property
     def factor(self) -> float | None:
@@ -153,6 +155,15 @@ class Explained:
         """Measured seconds of everything; None where nothing was measured."""
         found = [piece.measured for piece in self.pieces if piece.measured is not None]
         return sum(found) if found else None
+
+    @property
+    def error(self) -> float | None:
+        """The errors of all pieces, by their time; None where most of it has none."""
+        known = [piece for piece in self.pieces if piece.error is not None]
+        seconds = sum(piece.cost.seconds for piece in known)
+        if 2 * seconds < self.cost.seconds or not seconds:
+            return None
+        return sum((piece.error or 0.0) * piece.cost.seconds for piece in known) / seconds
 
     @property
     def peak_bytes(self) -> int:

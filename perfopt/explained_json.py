@@ -67,6 +67,7 @@ def _whole(explained: Explained) -> dict[str, Any]:
             "library_calls": len(explained.library_calls),
             "bounds": dict(explained.bounds),
             "mfu": explained.cost.mfu,
+            "error": explained.error,
         },
         "graph_breaks": [dataclasses.asdict(each) for each in explained.graph_breaks],
         "lines": [
@@ -127,6 +128,7 @@ def _piece(piece: Piece, total: float) -> dict[str, Any]:
         "nodes": piece.nodes,
         "kernels": piece.kernels,
         "measured": piece.measured,
+        "error": piece.error,
     }
 
 
@@ -168,6 +170,7 @@ def _read_part(table: dict[str, Any]) -> Part:
                 piece["source"],
                 Cost(**piece["cost"]),
                 piece.get("measured"),
+                piece.get("error"),
             )
             for piece in table["pieces"]
         ),

@@ -79,6 +79,13 @@ def _head(explained: Explained) -> list[str]:
     )
     gain = f", {seconds_text(before.seconds)} without the passes" if before.seconds else ""
     lines.append(f"  predicted  {seconds_text(total.seconds)}{gain}")
+    lines.append(f"  MFU        {_percent(total.mfu, 1.0)}")
+    trust = explained.error
+    lines.append(
+        f"  error      {trust:.0f}% on average, by docs/accuracy.md"
+        if trust is not None
+        else "  error      unknown: prices like these were not measured on this device"
+    )
     if explained.measured is not None:
         factor = explained.measured / total.seconds if total.seconds else 0.0
         lines.append(f"  measured   {seconds_text(explained.measured)}, {_factor(factor)}")

@@ -30,6 +30,7 @@ from perfopt.cost_model.decision import Decision
 from perfopt.cost_model.device import Device
 from perfopt.cost_model.roofline import CostModel
 from perfopt.cost_model.traffic import is_view
+from perfopt.cost_model.trust import expected_error, family
 from perfopt.explained import Explained, Part, Piece, Ran
 from perfopt.measured import measure
 from perfopt.options import Options
@@ -248,7 +249,8 @@ def _pieces(plan: Plan, cost: CostModel) -> Iterator[Piece]:
             tuple(each.name for each in inside),
             tuple(_kernel_text(kernel, cost.device) for kernel in kernels),
             first_source_line(inside),
-            cost.node(node),
+            price := cost.node(node),
+            error=expected_error(cost.device, "region", price.seconds),
         )
 
 
@@ -264,7 +266,9 @@ def _call(node: fx.Node, cost: CostModel) -> Iterator[Piece]:
     price = cost.node(node)
     if price.launches:
         names = (_operator(node),), (node.name,)
-        yield Piece("library call", node.name, *names, (), source_line(node), price)
+        error = expected_error(cost.device, family(names[0]), price.seconds)
+        line = source_line(node)
+        yield Piece("library call", node.name, *names, (), line, price, error=error)
 
 
 def _operator(node: fx.Node) -> str:

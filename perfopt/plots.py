@@ -20,6 +20,7 @@ from perfopt.explained_text import count_text, seconds_text
 
 POINTS = 60  # groups of pieces in the roofline, those that take most of the time
 _HEAVY = 0.02  # of the time: groups from here on are named in the plot
+_ALIKE = 1.2  # factor within which two peaks are one roof
 _NEAR = 0.5  # powers of ten within which points share one name
 # Colours that no plot uses otherwise, and what stands for them in the page.
 _COLOURS = {
@@ -179,13 +180,16 @@ def _label(axes: Any, labels: Sequence[tuple[str, float, float]]) -> None:
 
 
 def _roofs(device: Device) -> dict[str, float]:
-    """The device's peaks, equal ones under one name, the highest five."""
-    by_rate: dict[float, list[str]] = {}
-    for dtype, peak in device.peaks.items():
-        if "/" not in dtype:
-            by_rate.setdefault(peak, []).append(dtype)
-    rates = sorted(by_rate, reverse=True)[:5]
-    return {", ".join(by_rate[rate][:2]): rate for rate in rates}
+    """The device's peaks, those that are nearly equal under one name, the highest five."""
+    roofs: list[tuple[float, list[str]]] = []
+    for dtype, peak in sorted(device.peaks.items(), key=lambda item: -item[1]):
+        if "/" in dtype:
+            continue
+        if roofs and peak > roofs[-1][0] / _ALIKE:
+            roofs[-1][1].append(dtype)
+        else:
+            roofs.append((peak, [dtype]))
+    return {", ".join(names[:2]): peak for peak, names in roofs[:5]}
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:

@@ -156,10 +156,10 @@ def test_costs_add() -> None:
 
 TABLE = """\
             add 4M f32      exp 4M f32      mm 4096 f16
-T4          159.8us memory  107.4us memory  2116.9us compute
-A100        27.2us memory   19.0us memory   443.0us compute
-H100        17.5us memory   12.5us memory   141.4us compute
-MI300X      12.0us memory   8.8us memory    107.6us compute
+T4          211.7us memory  141.8us memory  4815.2us compute
+A100        29.3us memory   19.5us memory   534.3us compute
+H100        19.1us memory   12.5us memory   169.9us compute
+MI300X      13.1us memory   9.2us memory    301.9us compute
 """
 
 

@@ -134,28 +134,30 @@ class Golden(expecttest.TestCase):
             """\
 Model, inference on H100-SXM5-80GB
 
-  graphs     0 inference 13.6 us
+  graphs     0 inference 25.5 us
   runs       2 regions as 2 kernels, 2 library calls
-  predicted  13.6 us, 30.8 us without the passes
-  bound by   launch 100.0%
+  predicted  25.5 us, 39.4 us without the passes
+  MFU        4.5%
+  error      6% on average, by docs/accuracy.md
+  bound by   launch 61.1%, latency 38.9%
   work       93.1 MFLOP, 11.7 MB moved
   memory     5.28 MB at most of 80.0 GB
 
 by line, most costly first                 time  share  bound     bytes     FLOP
 
-explained_model.py:24                   7.25 us  53.5%  launch  7.37 MB   80.7 M
-  run: gelu in 1 kernel                 3.75 us  27.7%  launch  4.19 MB   13.6 M
-  run: addmm                            3.50 us  25.8%  launch  3.18 MB   67.1 M
+explained_model.py:24                   13.0 us  51.1%  launch  7.37 MB   80.7 M
+  run: addmm                            9.92 us  38.9%  launch  3.18 MB   67.1 M
+  run: gelu in 1 kernel                 3.11 us  12.2%  launch  4.19 MB   13.6 M
     + fuse: 1 operations in one kernel with 1 results
 
-explained_model.py:27                   3.18 us  23.4%  launch  2.27 MB   10.5 M
-  run: addmm                            3.18 us  23.4%  launch  2.27 MB   10.5 M
+explained_model.py:27                   9.91 us  38.9%  latency 2.27 MB   10.5 M
+  run: addmm                            9.91 us  38.9%  latency 2.27 MB   10.5 M
 
-explained_model.py:23                   3.13 us  23.1%  launch  2.10 MB   1.87 M
-  run: 7 ops in 1 kernel                3.13 us  23.1%  launch  2.10 MB   1.87 M
-    + fuse: 7 operations in one kernel with 1 results; saves 17.2 us
+explained_model.py:23                   2.55 us  10.0%  launch  2.10 MB   1.87 M
+  run: 7 ops in 1 kernel                2.55 us  10.0%  launch  2.10 MB   1.87 M
+    + fuse: 7 operations in one kernel with 1 results; saves 13.9 us
 
-all                                     13.6 us 100.0%  launch  11.7 MB   93.1 M
+all                                     25.5 us 100.0%  launch  11.7 MB   93.1 M
 """,
         )
 
@@ -167,9 +169,11 @@ all                                     13.6 us 100.0%  launch  11.7 MB   93.1 M
             """\
 Model, inference on A100-SXM4-80GB
 
-  graphs     0 inference 7.55 us, 1 inference 2.51 us
+  graphs     0 inference 11.2 us, 1 inference 9.21 us
   runs       2 regions as 2 kernels, 2 library calls
-  predicted  10.1 us, 25.1 us without the passes
+  predicted  20.4 us, 32.5 us without the passes
+  MFU        0.2%
+  error      10% on average, by docs/accuracy.md
   bound by   launch 100.0%
   work       727 KFLOP, 130 KB moved
   memory     74.8 KB at most of 80.0 GB
@@ -188,7 +192,7 @@ Model, inference on A100-SXM4-80GB
             """\
 addmm_1 in 0 inference of Model.forward
   a call of aten.addmm.default at explained_model.py:27
-    2.63 us, 24.5% of the whole, bound by launch: 40.5 KB, 164 KFLOP
+    6.37 us, 39.0% of the whole, bound by launch: 40.5 KB, 164 KFLOP
 """,
         )
 
