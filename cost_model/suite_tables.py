@@ -130,10 +130,12 @@ def _plain(row: Row) -> bool:
 
 
 # Liger's kernels whose traffic is plain: the settings that give the rows of one tensor, the bytes
-# of an element, and by provider and pass the kernels and the tensors that they read and write.
+# of an element unless the settings name a dtype, and by provider and pass the kernels and the
+# tensors that they read and write.
 _TOKENS, _ROWS, _MEGATRON = ("B", "T"), ("M",), ("S", "B")
 LIGER: dict[str, tuple[Sequence[str], int, dict[tuple[str, str], tuple[int, float]]]] = {
     "layer_norm": (_ROWS, 4, {("liger", "forward"): (1, 2)}),
+    "rms_norm": (_ROWS, 2, {("liger", "forward"): (1, 2)}),
     "megatron_rms_norm": (_MEGATRON, 2, {("liger", "forward"): (1, 2)}),
     "fused_add_rms_norm": (_ROWS, 4, {
         ("liger_fused_add_rms_norm", "forward"): (1, 4), ("liger_rms_norm", "forward"): (2, 5),
@@ -149,6 +151,7 @@ LIGER: dict[str, tuple[Sequence[str], int, dict[tuple[str, str], tuple[int, floa
     "kl_div": (_TOKENS, 4, {("liger", "forward"): (1, 2), ("torch", "forward"): (4, 9)}),
     "tvd": (_TOKENS, 4, {("liger", "forward"): (1, 3), ("torch", "forward"): (4, 8)}),
 }  # fmt: skip
+_ITEMS = {"torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2}
 _BASELINES = ("torch", "huggingface", "megatron", "torch_compile")
 
 
@@ -184,6 +187,7 @@ def _moved(row: Row) -> tuple[float, float] | None:
         config = json.loads(row["extra_benchmark_config_str"])
         rows = prod(float(config[name]) for name in names)
         kernels, tensors = passes[key]
+        item = _ITEMS.get(str(config.get("dtype")), item)
         return float(kernels), rows * float(row["x_value"]) * item * tensors
     except KeyError as error:
         raise TableError(f"has no column or setting {error}") from None
