@@ -235,6 +235,15 @@ def _device_call(function: Any, *args: Any, **kwargs: Any) -> Any:
     return _REWRITTEN_CACHE[function.fn](*args, **kwargs)
 
 
+_patch_lang_tensor = interpreter._patch_lang_tensor
+
+
+def _patch_tensor(tensor: Any, *rest: Any) -> None:
+    """What Triton does to its tensors, whose 3.6 cannot loop over sizes with numpy 2.4."""
+    _patch_lang_tensor(tensor, *rest)
+    tensor.__index__ = lambda self: int(self.handle.data.squeeze())
+
+
 @contextmanager
 def _interpreting(memory: Memory) -> Iterator[None]:
     options = interpreter.InterpreterOptions(debug=True, sanitize_overflow=False)
@@ -244,6 +253,7 @@ def _interpreting(memory: Memory) -> Iterator[None]:
     with (
         _patched(InterpreterBuilder, _builder_patches(memory)),
         _patched(interpreter.interpreter_builder, {"options": options}),
+        _patched(interpreter, {"_patch_lang_tensor": _patch_tensor}),
         _patched(interpreter.ReduceOps, {"generic_reduce": _generic_reduce}),
         _patched(libdevice, library),
         _patched(JITFunction, {"__call__": _device_call}),
