@@ -28,11 +28,13 @@ GEMM = {
     "tile_cycles": (50, 8000), "step_cycles": (4, 400), "feed": (5, 200),
     "split_cycles": (500, 50000), "sharpness": (1.4, 8), "throttle": (1e-3, 0.6),
 }  # fmt: skip
+# What the hardware gives, memory and pages are the same for every NVIDIA device.
 ATTENTION = {
-    "launch": (0.4, 6), "peak_share": (0.3, 1.0), "memory_share": (0.6, 0.95),
-    "exponentials": (4, 64), "overlap": (1, 8), "block_cycles": (10, 3000),
-    "tile_cycles": (50, 20000), "balance": (1, 8), "sharpness": (1.4, 8), "paging": (0.1, 40),
-    "wide": (1, 8),
+    "launch": (0.4, 6), "peak_share": (0.3, 1.0), "overlap": (1, 8), "block_cycles": (10, 3000),
+    "tile_cycles": (50, 20000), "wide": (1, 8),
+}  # fmt: skip
+SHARED_ATTENTION = {
+    "launch": 3.4, "overlap": 1.5, "block_cycles": 60.0, "tile_cycles": 2500.0, "wide": 2.0,
 }  # fmt: skip
 STREAMING = {"memory_share": (0.5, 0.95), "cache_share": (0.3, 2), "row_share": (0.5, 1)}
 # Of products on float32 lanes, all but these hold for every NVIDIA device.
@@ -109,8 +111,13 @@ def half(table: Table, odd: bool, most: int | None = None) -> Table:
     )  # fmt: skip
 
 
-def fitted(section: str, bounds: Bounds, seen: Sequence[Table]) -> dict[str, float]:
-    """Constants that make the logarithms of the errors of these tables small."""
+def fitted(
+    section: str, bounds: Bounds, seen: Sequence[Table], fixed: Constants | None = None
+) -> dict[str, float]:
+    """Constants that make the logarithms of the errors of these tables small.
+
+    `fixed` are held; the rest are those of each table's device.
+    """
     base = constants(section, seen[0].device)
     low, high = np.log(np.array(list(bounds.values()), float)).T
     usual = np.array([max(float(base.get(name, 1.0)), 1e-6) for name in bounds])
@@ -118,7 +125,7 @@ def fitted(section: str, bounds: Bounds, seen: Sequence[Table]) -> dict[str, flo
 
     def given(logs: np.ndarray, table: Table) -> Constants:
         # Each architecture keeps what is not fitted, such as its tiles.
-        own = constants(section, table.device)
+        own = {**constants(section, table.device), **(fixed or {})}
         return {**own, **dict(zip(bounds, map(float, np.exp(logs)), strict=True))}
 
     def errors(logs: np.ndarray) -> np.ndarray:
@@ -164,6 +171,12 @@ def mean_of_others(plan: Plan, found: Sequence[Table], plans: Sequence[Plan]) ->
         name: float(np.exp(np.mean([np.log(max(each.get(name, 1.0), 1e-3)) for each in others])))
         for name in plan.bounds
     }
+    if plan.section == "attention":
+        # Kernels of two generations share less than they have: of the other's, only the peak.
+        seen = [half(t, odd=False, most=ROWS) for p in plans if p.section == plan.section
+                and p is not plan for t in TABLES[p]]  # fmt: skip
+        mean = {**SHARED_ATTENTION, **fitted(plan.section, {"peak_share": (0.3, 1.0)}, seen,
+                                             SHARED_ATTENTION)}  # fmt: skip
     if plan.section == "gemm.matrix":
         alone = device.arch in ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89")
         share = 0.77 * device.l2_bandwidth / (device.cores * device.clock)

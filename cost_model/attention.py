@@ -15,8 +15,9 @@ from perfopt.cost_model.estimate import Array, Estimate, array, blend
 from perfopt.cost_model.gemm import BYTES
 from perfopt.cost_model.specification import Device
 
-_TILE = 128  # queries of a tile and keys of a block
+_TILE = 128  # queries of a tile
 _WIDEST = 256  # head dimension that the accumulators of one core hold
+_PAGE_WARPS = 16  # of a block that writes one token to its page
 _BACKWARD = 2.5  # five products where the forward pass has two
 
 
@@ -46,15 +47,16 @@ def attention(
     width = head_dim if value_dim is None else (array(head_dim) + array(value_dim)) / 2
     parts = (batch, heads, kv_heads, queries, keys, width, window)
     b, h, kv, q, k, d, w = np.broadcast_arrays(*(array(each) for each in parts))
-    longest, total = _blocks(q, k, w, causal)
+    longest, total = _blocks(q, k, w, fit["key_block"], causal)
     item = BYTES.get(dtype, 2)
     cycle = 1 / clock(device)
     core_rate = device.matrix_peak(dtype) * fit["peak_share"] / device.cores
     depth = np.ceil(d / 64) * 64
     # Heads too wide for the registers of one core are worked on in pieces.
     depth = np.where(depth > _WIDEST, depth * fit["wide"], depth)
-    products = 4 * _TILE * _TILE * depth / core_rate
-    exponentials = _TILE * _TILE / fit["exponentials"] * cycle
+    size = _TILE * fit["key_block"]
+    products = 4 * size * depth / core_rate
+    exponentials = size / fit["exponentials"] * cycle
     block = blend(products, exponentials, fit["overlap"]) + fit["block_cycles"] * cycle
     if backward:
         block = block * (_BACKWARD / fit["backward_share"])
@@ -69,22 +71,35 @@ def attention(
     rate = device.memory_bandwidth * fit["memory_share"]
     moved = item * b * d * (2 * h * q + 2 * kv * k) * (2 if backward else 1)
     memory = moved / rate
-    paging = item * b * d * 2 * kv * k * fit["paging"] / rate if paged else 0.0
+    paging = _paging(device, b * k, kv * d, 4 * item * b * d * kv * k / rate, fit) if paged else 0.0
     launch = np.broadcast_to(device.launch_seconds * fit["launch"], memory.shape)
     seconds = launch + blend(walked + start, memory, fit["sharpness"]) + paging
     return Estimate(seconds, walked, memory + paging, start, launch)
 
 
-def _blocks(q: Array, k: Array, window: Array, causal: bool) -> tuple[Array, Array]:
-    """Blocks of keys that the longest tile of one head walks over, and all its tiles together."""
-    tiles, across = np.ceil(q / _TILE), np.ceil(k / _TILE)
-    limit = np.where(window > 0, np.minimum(np.ceil(window / _TILE) + 1, across), across)
+def _paging(device: Device, tokens: Array, row: Array, memory: Array, fit: Constants) -> Array:
+    """Seconds to write the keys and values of tokens, `row` elements each, to pages of a cache.
+
+    A block of threads writes one token, by an address that it reads first: many threads per block
+    leave few blocks in flight. `memory` are the seconds of the bytes alone.
+    """
+    warps = np.clip(np.ceil(row / 32), 1, _PAGE_WARPS)
+    flying = device.cores * np.floor((device.warps or 48) / warps)
+    waiting = tokens / flying * fit["page_cycles"] / clock(device)
+    return blend(waiting, memory, fit["sharpness"])
+
+
+def _blocks(q: Array, k: Array, window: Array, size: float, causal: bool) -> tuple[Array, Array]:
+    """Blocks of `size` keys that the longest tile of one head walks over, and all its tiles."""
+    tiles, across = np.ceil(q / _TILE), np.ceil(k / size)
+    ratio = _TILE / size
+    seen = np.ceil(window / size) + ratio
+    limit = np.where(window > 0, np.minimum(seen, across), across)
     if not causal:
         return limit, tiles * limit
-    # The last query sees all keys; earlier tiles see fewer, down to those before the first query.
-    first = np.maximum(across - tiles, 0) + 1
-    rising = np.clip(limit - first, 0, tiles)
-    total = (
-        rising * first + rising * (rising - 1) / 2 + (tiles - rising) * np.minimum(limit, across)
-    )
-    return np.minimum(limit, across), total
+    # The last tile sees all keys, each one before it a tile less, down to one block.
+    whole = np.clip(np.floor((across - limit) / ratio) + 1, 0, tiles)
+    falling = np.clip(np.ceil((across - 1) / ratio), whole, tiles) - whole
+    first = across - ratio * whole
+    total = whole * limit + falling * first - ratio * falling * (falling - 1) / 2
+    return limit, total + (tiles - whole - falling)
