@@ -17,7 +17,16 @@ import torch
 from torch import fx
 
 from perfopt.cost_model.device import ONEDNN
-from perfopt.cost_model.traffic import elements, hint, is_view
+from perfopt.cost_model.traffic import (
+    elements,
+    hint,
+    is_view,
+    larger,
+    read_bytes,
+    reads,
+    symbolic,
+    written_bytes,
+)
 
 aten = torch.ops.aten
 
@@ -35,6 +44,20 @@ _WEIGHTS = {
     "native_group_norm": 8, "native_group_norm_backward": 14, "var": 3, "var_mean": 3, "std": 3,
     "cumsum": 2, "logsumexp": 14, "_fused_rms_norm": 4, "native_dropout": 12, "rand": 10,
     "randn": 40, "bernoulli": 12, "max": 2, "min": 2, "amax": 2, "amin": 2, "sort": 60, "topk": 20,
+    "_safe_softmax": 14, "softplus_backward": 22, "mse_loss": 3, "mse_loss_backward": 3,
+    "_native_batch_norm_legit_functional": 8, "_native_batch_norm_legit": 8,
+    "_weight_norm_interface": 6, "_weight_norm_interface_backward": 10,
+}  # fmt: skip
+# One simple instruction per element, though torch does not call them pointwise.
+_SIMPLE = {
+    "sum", "mean", "any", "all", "prod", "argmax", "argmin", "aminmax", "norm",
+    "linalg_vector_norm", "tril", "triu", "masked_fill", "nll_loss_forward", "nll_loss_backward",
+    "index_put", "index_add", "scatter", "scatter_add", "embedding_dense_backward", "_to_copy",
+    "convert_element_type", "where", "max_pool2d_with_indices", "avg_pool2d",
+    "_adaptive_avg_pool2d", "max_pool2d_with_indices_backward", "avg_pool2d_backward",
+    "_adaptive_avg_pool2d_backward", "upsample_nearest2d", "upsample_bilinear2d",
+    "upsample_nearest2d_backward", "threshold_backward", "lift_fresh_copy", "uniform",
+    "exponential", "arange", "iota",
 }  # fmt: skip
 # Moves data without computing.
 _MOVES = {
@@ -42,7 +65,7 @@ _MOVES = {
     "constant_pad_nd", "slice_scatter", "select_scatter", "full", "zeros", "ones", "empty",
     "full_like", "zeros_like", "ones_like", "empty_like", "scalar_tensor", "arange", "flip",
     "roll", "repeat", "new_zeros", "new_ones", "new_full", "new_empty", "contiguous",
-    "_unsafe_index",
+    "_unsafe_index", "slice_backward", "select_backward", "fill",
 }  # fmt: skip
 
 
@@ -152,7 +175,7 @@ def _largest(node: fx.Node) -> int:
     """Elements of the largest tensor among the results and operands."""
     values = [node.meta.get("val"), *(arg.meta.get("val") for arg in node.all_input_nodes)]
     flat = [v for each in values for v in (each if isinstance(each, (tuple, list)) else [each])]
-    return max((elements(v) for v in flat if isinstance(v, torch.Tensor)), default=0)
+    return larger(elements(v) for v in flat if isinstance(v, torch.Tensor))
 
 
 def _vector_dtype(dtype: str) -> str:
@@ -172,7 +195,24 @@ def work(node: fx.Node) -> Work:
         if name == "_linear_pointwise":
             matrix = ONEDNN
         return Work(matrix=_PRODUCTS[name](node), matrix_dtype=matrix)
-    if name in _MOVES:
+    if name in _MOVES or not is_listed(node):
         return Work()
-    return Work(vector=float(_WEIGHTS.get(name, 1) * _largest(node)),
-                vector_dtype=_vector_dtype(dtype))  # fmt: skip
+    return Work(vector=_WEIGHTS.get(name, 1) * _largest(node), vector_dtype=_vector_dtype(dtype))
+
+
+def is_listed(node: fx.Node) -> bool:
+    """Whether the FLOPs of the node's operator are known; others count by their bytes alone."""
+    if node.op != "call_function" or is_view(node):
+        return True
+    name = operator_name(node.target)
+    if name in _PRODUCTS or name in _MOVES or name in _WEIGHTS or name in _SIMPLE:
+        return True
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def formulas(node: fx.Node) -> tuple[Any, Any]:
+    """FLOPs and bytes of one node as `sympy` expressions of its symbolic sizes, or as numbers."""
+    with symbolic():
+        done = work(node)
+        moved = 0 if is_view(node) else read_bytes(reads(node)) + written_bytes(node)
+        return done.matrix + done.vector, moved

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -37,10 +40,44 @@ _SHAPE_ONLY = frozenset(
 Read = tuple[fx.Node, fx.Node, int]  # (root, the alias it is read through, bytes)
 
 
+# Whether sizes are given as expressions instead of numbers: see `symbolic`.
+_SYMBOLIC: ContextVar[bool] = ContextVar("symbolic", default=False)
+
+
+@contextmanager
+def symbolic() -> Iterator[None]:
+    """Within it symbolic sizes are `sympy` expressions, and so is all that is computed of them."""
+    token = _SYMBOLIC.set(True)
+    try:
+        yield
+    finally:
+        _SYMBOLIC.reset(token)
+
+
+def larger(sizes: Iterable[Any], least: Any = 0) -> Any:
+    """The largest of numbers or expressions, and of `least`."""
+    every = list(dict.fromkeys([*sizes, least]))
+    if not any(isinstance(size, sympy.Basic) for size in every):
+        return max(every)
+    return sympy.Max(*every)
+
+
+def smaller(first: Any, second: Any) -> Any:
+    """The smaller of two numbers or expressions."""
+    if isinstance(first, sympy.Basic) or isinstance(second, sympy.Basic):
+        return sympy.Min(first, second)
+    return min(first, second)
+
+
 def hint(size: Any) -> int:
-    """A size or stride as a number: itself, or what a symbolic one was when it was traced."""
+    """A size or stride as a number: itself, or what a symbolic one was when it was traced.
+
+    Within `symbolic` an expression.
+    """
     if isinstance(size, int):
         return size
+    if _SYMBOLIC.get():
+        return size.node.expr  # type: ignore[no-any-return]
     value = size.node.hint if size.node.has_hint() else UNBACKED
     return int(value)
 
@@ -141,7 +178,7 @@ def reads(node: fx.Node) -> list[Read]:
     for operand in node.all_input_nodes:
         size = 0 if operand is unread else value_bytes(operand.meta.get("val"))
         if operand is node.args[0] and node.target in _PICKING:
-            size = min(size, value_bytes(node.meta.get("val")))
+            size = smaller(size, value_bytes(node.meta.get("val")))
         if size:
             found[operand] = size
     return [(root(operand), operand, size) for operand, size in found.items()]
@@ -152,9 +189,9 @@ def read_bytes(found: Iterable[Read]) -> int:
     aliases: dict[tuple[fx.Node, int], dict[fx.Node, int]] = {}
     for _, alias, size in found:
         through = aliases.setdefault(memory(alias), {})
-        through[alias] = max(size, through.get(alias, 0))
+        through[alias] = larger([size], through.get(alias, 0))
     return sum(
-        min(sum(sizes.values()), _held(*where) or sum(sizes.values()))
+        smaller(sum(sizes.values()), _held(*where) or sum(sizes.values()))
         for where, sizes in aliases.items()
     )
 

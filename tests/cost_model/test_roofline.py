@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from perfopt.cost_model.cost import Cost
-from perfopt.cost_model.device import Device, device_named
+from perfopt.cost_model.device import Device
 from perfopt.cost_model.ops import work
 from perfopt.cost_model.roofline import CostModel
 
@@ -152,24 +152,3 @@ def test_a_cache_of_known_speed_is_counted_on() -> None:
 def test_costs_add() -> None:
     one = Cost(1, 2, 1, 3.0, "memory")
     assert one + Cost(1, 1, 1, 5.0, "compute") == Cost(2, 3, 2, 8.0, "compute")
-
-
-TABLE = """\
-            add 4M f32      exp 4M f32      mm 4096 f16
-T4          211.7us memory  141.8us memory  4815.2us compute
-A100        29.3us memory   19.5us memory   534.3us compute
-H100        19.1us memory   12.5us memory   169.9us compute
-MI300X      13.1us memory   9.2us memory    301.9us compute
-"""
-
-
-def test_table() -> None:
-    x, m = torch.ones(1 << 22), torch.ones(4096, 4096, dtype=torch.float16)
-    cases = [(torch.add, (x, x.clone())), (torch.exp, (x,)), (torch.mm, (m, m))]
-    nodes = [last(trace(fn, *args)) for fn, args in cases]
-    lines = ["            add 4M f32      exp 4M f32      mm 4096 f16"]
-    for name in ("T4", "A100", "H100", "MI300X"):
-        found = [CostModel(device_named(name)).node(node) for node in nodes]
-        cells = [f"{each.seconds * 1e6:.1f}us {each.bound}" for each in found]
-        lines.append(f"{name:12}" + "".join(f"{cell:16}" for cell in cells).rstrip())
-    assert "\n".join(lines) + "\n" == TABLE
