@@ -184,7 +184,8 @@ def explain_compiled(jobs: Sequence[Compilation], name: str) -> Explanation:
     """The same of what was compiled for this machine."""
     graphs = [graph for job in jobs for graph in job.graphs]
     options = jobs[0].options if jobs else Options()
-    cost = cost_model(torch.get_num_threads())
+    devices = [job.device for job in jobs if job.device is not None]  # GPUs
+    cost = CostModel(devices[0]) if devices else cost_model(torch.get_num_threads())
     return Explanation(
         name,
         cost.device,

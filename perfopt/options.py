@@ -69,7 +69,9 @@ class Options:
     verify: bool = _option(
         False, "run every region beside its eager subgraph, raise if they differ"
     )
-    dump: str = _option("", "a folder that graphs and programs are written to; empty: none")
+    dump: str = _option(
+        "", "a folder that graphs, programs and kernels are written to; empty: none"
+    )
     donate: bool = _option(False, "let backward overwrite what was saved for it; no retain_graph")
     exact_rounding: bool = _option(
         False, "round 16-bit values after every operation, as eager does"
