@@ -137,14 +137,12 @@ def test_exact_rounding_rounds_where_eager_does(dtype: torch.dtype) -> None:
     compare(chain, [x, y], perfopt.compile(chain))
 
 
-def test_dump_writes_graphs_and_programs(tmp_path: Path) -> None:
+def test_dump_writes_graphs_programs_and_kernels(tmp_path: Path) -> None:
     compiled = perfopt.compile(network, dump=str(tmp_path / "dump"))
     compiled(torch.randn(4, requires_grad=True)).sum().backward()
     files = {path.name for path in (tmp_path / "dump").iterdir()}
-    assert files == {
-        "forward_0_0_graph.txt", "forward_0_0_program.py",
-        "backward_0_0_graph.txt", "backward_0_0_program.py",
-    }  # fmt: skip
+    kinds = ("graph.txt", "program.py", "kernels.txt", "kernels.mlir")
+    assert files == {f"{part}_0_0_{kind}" for part in ("forward", "backward") for kind in kinds}
     assert "def program(inputs)" in (tmp_path / "dump" / "forward_0_0_program.py").read_text()
 
 
