@@ -242,8 +242,8 @@ class Grouping:
         price = self.cost.price(both, moved)
         before = first.price + second.price
         if first.device != second.device:
-            devices = {"a": str(first.device), "b": str(second.device)}
-            return Refusal("tensors on {a} and {b}", devices, before, price)
+            values: dict[str, object] = {"a": str(first.device), "b": str(second.device)}
+            return Refusal("tensors on {a} and {b}", values, before, price)
         for group in (first, second):
             if group.folds and group.full != full:
                 return Refusal(

@@ -104,6 +104,20 @@ def test_a_number_on_the_cpu_is_taken_along(number: float) -> None:
     assert "= number_on(" in made["inference"].record.program.source
 
 
+def test_what_is_computed_of_a_number_stays_on_the_cpu() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = x * y
+        z = (y * 2).sin() + 1
+        return scaled.exp() * z, z
+
+    args = torch.randn(6, 9), torch.tensor(0.5)
+    with built(function, args, where=from_second) as made:
+        close(made["inference"](*made.inputs), function(*args))
+        assert len(made.driver.launches) == 1
+    refused = [text for text in notes(made) if "tensors on" in text]
+    assert refused and all("cpu" in text and "cuda:0" in text for text in refused)
+
+
 def test_tensors_that_start_anywhere() -> None:
     args = torch.randn(64), torch.randn(64)
     with built(scaled, args) as made:
