@@ -61,11 +61,16 @@ def attention(
     if backward:
         block = block * (_BACKWARD / fit["backward_share"])
     tiles = b * h * np.ceil(q / _TILE)
-    packed = b * kv * np.ceil(q * h / kv / _TILE)
+    packed = b * kv * np.ceil(q * h / np.maximum(kv, 1) / _TILE)
     tiles = np.where((q == 1) | (fit["packing"] > 0), np.minimum(tiles, packed), tiles)
     waves = np.maximum(np.ceil(tiles / device.cores), 1)
     walked = (
-        blend(tiles * total / np.ceil(q / _TILE) / device.cores, longest, fit["balance"]) * block
+        blend(
+            tiles * total / np.maximum(np.ceil(q / _TILE), 1) / device.cores,
+            longest,
+            fit["balance"],
+        )
+        * block
     )
     start = waves * fit["tile_cycles"] * cycle
     rate = device.memory_bandwidth * fit["memory_share"]

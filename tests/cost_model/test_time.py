@@ -77,13 +77,13 @@ bmm 96 x 512 x 64 x 512          103.3m     45.9m     87.6m     24.3m     12.3m 
 mm 2048 x 2048 x 2048 f32       1309.5c   1013.5c    249.9c    354.4c    351.3c    170.5c   6128.1c
 attention 4 x 16 x 2048 x 128   1050.0c    443.9c    803.1c    144.8c     77.4c    120.1c  43571.5c
   backward                      3197.7c   1331.1c   2443.7c    382.4c    190.5c    338.4c 135870.5c
-convolution 3 x 3                144.8c     55.3c    109.1c     22.9m     12.5c     39.4c   2933.2c
-  depthwise                       44.1m     18.6m     30.6m     11.6m      5.0m      9.3m    193.6m
-pointwise 1 MiB                    3.0l      2.4l      2.9l      2.3l      1.6l      2.2l      3.8m
-pointwise 1 GiB                 1408.7m    593.0m   1197.5m    368.1m    161.4m    255.2m  11436.1m
-layer norm 16384 x 4096          534.9m    173.7m    326.2m    102.6m     44.6m     85.0m   2889.5m
-softmax 16384 x 4096             422.2m    172.7m    325.1m     99.2m     46.2m     69.0m   2940.8m
-gather 32768 x 2 KiB             353.7m    149.8m    300.8m     93.5m     41.3m     65.3m   1785.4m
+convolution 3 x 3                144.8c     55.3c    108.7c     22.9m     12.5c     39.4c   2933.2c
+  depthwise                       44.1m     18.6m     30.0m     11.6m      5.0m      9.3m    193.6m
+pointwise 1 MiB                    3.0l      2.4l      2.8l      2.3l      1.6l      2.2l      3.8m
+pointwise 1 GiB                 1408.7m    593.0m   1172.6m    368.1m    161.4m    255.2m  11436.1m
+layer norm 16384 x 4096          534.9m    173.7m    319.4m    102.6m     44.6m     85.0m   2889.5m
+softmax 16384 x 4096             422.2m    172.7m    318.4m     99.2m     46.2m     69.0m   2940.8m
+gather 32768 x 2 KiB             353.7m    149.8m    294.6m     93.5m     41.3m     65.3m   1785.4m
 """,
     )
 
@@ -179,6 +179,17 @@ def test_shapes_broadcast_and_agree_with_one_at_a_time() -> None:
         for column in range(2):
             one = gemm(device, m[row, 0], n[column], 512, batch=(1, 3)[column])
             assert one.seconds == found.seconds[row, column]
+
+
+@given(device=devices)
+def test_nothing_costs_a_launch(device: Device) -> None:
+    for found in (
+        gemm(device, 0, 64, 64), gemm(device, 64, 64, 0), pointwise(device, 0),
+        gather(device, 0, 8), softmax(device, 0, 64, 4.0), normalisation(device, 64, 0, 4.0),
+        attention(device, 0, 8, 8, 128, 128, 64), attention(device, 1, 8, 8, 0, 0, 64),
+        attention(device, 1, 0, 0, 128, 128, 64), convolution(device, 0, 8, 8, (4, 4), (3, 3)),
+    ):  # fmt: skip
+        assert 0 <= float(found.seconds) < 1e-3 and np.isfinite(float(found.seconds))
 
 
 def test_unaligned_rows_take_longer() -> None:
