@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -18,6 +19,7 @@ from perfopt.backends.region import Size
 from perfopt.backends.torch_private import python_expression
 
 _WIDTH = 96
+_TORCH = str(Path(torch.__file__).parent)
 _NAMED = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 
 
@@ -178,13 +180,17 @@ def argument(writer: Writer, value: Any, local: Mapping[fx.Node, str], used: set
 
 
 def source_line(node: fx.Node) -> str:
-    """The user's line behind a node, as `file.py:12  code`; "" where torch kept none."""
+    """The user's line behind a node, as `file.py:12  code`; "" where torch kept none.
+
+    Frames inside of torch, such as those of its modules, are passed over where there are others.
+    """
     trace = node.stack_trace
     if not trace:
         return ""
     found = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n?([^\n]*)', trace)
     if not found:
         return ""
-    file, number, code = found[-1]
+    own = [frame for frame in found if not frame[0].startswith(_TORCH)]
+    file, number, code = (own or found)[-1]
     text = f"{file.rsplit('/', 1)[-1]}:{number}  {code.strip()}".strip()
     return text if len(text) <= 90 else text[:87] + "..."

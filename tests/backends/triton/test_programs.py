@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from examples.train_gpt import GPT, Shape
 from perfopt.backends import program
-from perfopt.backends.triton import launch
+from perfopt.backends.triton import launch, versions
 from perfopt.cost_model.decision import Verdict
 from perfopt.options import environment_with
 from tests.backends.triton.programs import GPU, Built, built, captured, compiled
@@ -193,6 +193,59 @@ def test_equal_kernels_are_compiled_once() -> None:
         kernels = made.job.graphs[0].plan.kernels["region_0"]
         again = launch.compile_kernels(kernels)
     assert again["region_0"] is entries[0]
+
+
+@pytest.mark.parametrize("where", ["_compiled", "symbol"])
+def test_a_kernel_that_does_not_compile_runs_through_aten(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * 3).cos() - 1, (y + 1).sin() * 2
+
+    module: Any = versions if where == "_compiled" else launch
+    right = getattr(module, where)
+
+    def failing(subject: Any, *more: Any) -> Any:
+        name = subject if isinstance(subject, str) else subject.function.__name__
+        if name.startswith("region_0"):
+            raise RuntimeError("out of patience\nand more")
+        return right(subject, *more)
+
+    monkeypatch.setattr(module, where, failing)
+    args = torch.randn(6, 9), torch.randn(4, 5)
+    with built(function, args) as made:
+        close(made["inference"](*made.inputs), function(*args))
+        assert len(made.driver.launches) == 1
+    program = made["inference"].record.program
+    assert program.regions == ("region_1",) and program.library_calls["aten.cos.default"] == 1
+    failed = [d for d in made.job.every_decision() if d.verdict is Verdict.FAILED]
+    assert [d.nodes for d in failed] == [("region_0",)]
+    assert failed[0].text().endswith("does not compile: out of patience")
+
+
+def test_what_triton_refuses_runs_through_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = launch.module_text
+
+    def broken(printed: Any, name: str) -> str:
+        return right(printed, name).replace("tl.program_id(0)", "tl.no_such_thing(0)")
+
+    monkeypatch.setattr(launch, "module_text", broken)
+    args = torch.randn(6, 9), torch.randn(6, 9)
+    for _ in range(2):  # nothing of the first attempt is left
+        with built(lambda x, y: ((x * 3).cos(), (y[:5] + 1).sin()), args) as made:
+            made["inference"](*made.inputs)
+            assert made.driver.launches == []
+        failed = [d for d in made.job.every_decision() if d.verdict is Verdict.FAILED]
+        assert len(failed) == 2 and all("does not compile" in d.text() for d in failed)
+
+
+def test_what_was_compiled_is_found_by_the_next_process() -> None:
+    graphs = captured(lambda x: (x * 12.34567).cos(), (torch.randn(6, 9),))
+    found = []
+    for _ in range(2):
+        with compiled(graphs, run=False) as made:  # `compiled` forgets what this process has
+            found.append({k: n for k, n in made.job.graphs[0].sources.items() if n})
+    assert found == [{"compiled": 1}, {"disk": 1}]
 
 
 # ---- several GPUs -------------------------------------------------------------------------------
