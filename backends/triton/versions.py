@@ -55,7 +55,8 @@ def whole_number(aligned: bool) -> int:
 class Request:
     """A kernel to be compiled: Triton's function, and what it is called with.
 
-    `checked` kernels are compiled with device assertions.
+    `warps` are of 32 threads; AMD's, of 64, are half as many. `checked` kernels are compiled with
+    device assertions.
     """
 
     function: Any
@@ -110,16 +111,16 @@ def load(requests: Sequence[Request], cache: Path) -> tuple[list[Ready], int]:
 
 
 def _compiled(request: Request) -> Any:
+    target = driver.active.get_current_target()
     wanted = {
-        "num_warps": request.warps,
+        "num_warps": max(request.warps * 32 // target.warp_size, 1),
         "num_stages": 1,
         "enable_fp_fusion": False,
         "enable_reflect_ftz": False,
         "debug": request.checked,
         "sanitize_overflow": False,
     }
-    backend = make_backend(driver.active.get_current_target())
-    known = vars(backend.parse_options({"enable_fp_fusion": False}))  # unsaid, 3.9 warns
+    known = vars(make_backend(target).parse_options({"enable_fp_fusion": False}))  # or 3.9 warns
     options = {name: value for name, value in wanted.items() if name in known}
     return request.function.warmup(*request.arguments, grid=(1,), **request.constants, **options)
 
