@@ -230,38 +230,6 @@ class Simulator:
         return sorted(found, key=self._order.__getitem__)
 
 
-def parted_peak(forward: fx.Graph, backward: fx.Graph, results: int) -> tuple[int, str]:
-    """Bytes alive at most when two graphs run that a joint graph was parted into, and where.
-
-    They are taken as they stand: what is no region's is memory. The forward graph gives `results`
-    of its own, then what it keeps for the backward graph, whose inputs have the same names.
-    """
-    primals = [node for node in forward.nodes if node.op == "placeholder"]
-    outputs = _results(forward)
-    inputs = {_place(node): _held(node) for node in primals}
-    events = _Alive(sum(inputs.values()))
-    ends = {_place(node): _held(node) for node in outputs}
-    computed = [n for n in forward.nodes if n.op not in ("placeholder", "output", "get_attr")]
-    events.walk(computed, set(inputs), set(ends) | set(inputs), None)
-    own = {node.name for node in primals}
-    own |= {n.name for n in outputs[:results]}
-    given = [node for node in backward.nodes if node.op == "placeholder"]
-    owned = {_place(node): _held(node) for node in given if node.name not in own}
-    events.now = sum(inputs.values()) + sum(owned.values())
-    events.now += sum({_place(n): _held(n) for n in outputs[:results]}.values())
-    events.peak, events.at = max((events.peak, events.at), (events.now, "backward entry"))
-    gradients = {_place(node) for node in _results(backward)}
-    stays = gradients | {_place(node) for node in given if node.name in own}
-    computed = [n for n in backward.nodes if n.op not in ("placeholder", "output", "get_attr")]
-    events.walk(computed, {_place(node) for node in given}, stays, None, owned)
-    return events.peak, events.at
-
-
-def _results(graph: fx.Graph) -> list[fx.Node]:
-    (results,) = graph.output_node().args
-    return [node for node in results if isinstance(node, fx.Node)]  # type: ignore[union-attr]
-
-
 class _Alive:
     """Bytes alive along sequences of nodes."""
 

@@ -7,9 +7,10 @@ from typing import Any
 from torch import fx
 
 from perfopt.backends.torch_private import split_joint
+from perfopt.cost_model.memory import memory_of
 from perfopt.passes.base import Level, copy_graph
 from perfopt.passes.remat import PLAN, Planned, Remat, decided, impossible, kept_values, mark
-from perfopt.passes.remat_schedule import just_in_time, parted_peak
+from perfopt.passes.remat_schedule import just_in_time
 from perfopt.passes.remat_solve import Choice
 from perfopt.pipelines import run_passes
 from perfopt.records import Compilation
@@ -70,4 +71,5 @@ def _peak(job: Compilation, halves: Halves, results: int) -> tuple[int, str]:
     """What the graphs will need once the graph passes have run on them."""
     trial = Compilation(job.number, job.options, device=job.device, plans=[])
     forward, backward = (run_passes(trial, Level.GRAPH, gm, []) for gm in halves)
-    return parted_peak(forward.graph, backward.graph, results)
+    found = memory_of(forward.graph, backward.graph, results=results)
+    return found.peak, found.at

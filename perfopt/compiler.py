@@ -95,6 +95,7 @@ def run_stages(
     job: Compilation, gm: fx.GraphModule, example_inputs: Sequence[Any], generate: bool
 ) -> Callable[..., Any]:
     """The stages of one compilation, with generated kernels or by ATen alone."""
+    job.inputs = _kinds(gm, example_inputs)
     start = time.perf_counter()
     gm = run_passes(job, Level.PRE, gm) if generate else gm
     compiled = compile_joint(
@@ -113,14 +114,28 @@ def run_stages(
     return compiled
 
 
+def _kinds(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[str, ...]:
+    """What each of Dynamo's inputs is: "parameters", "buffers" or "inputs"."""
+    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+    if len(names) != len(example_inputs):
+        return ()
+    return tuple(
+        "parameters" if isinstance(value, torch.nn.Parameter)
+        else "buffers" if "_buffers_" in name
+        else "inputs"
+        for name, value in zip(names, example_inputs, strict=True)
+    )  # fmt: skip
+
+
 def _partition(
     job: Compilation, generate: bool, joint: fx.GraphModule, inputs: Any, **given: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The joint passes, then the split: by what they marked, else by torch's minimum cut."""
     mark_disabled(joint, job.options.disable)
+    job.results = given["num_fwd_outputs"]
     if not generate:
         return split_joint(joint, inputs, **given)
-    joint.graph.output_node().meta[RESULTS] = given["num_fwd_outputs"]
+    joint.graph.output_node().meta[RESULTS] = job.results
     joint = run_passes(job, Level.JOINT, joint)
     shared = any(each.name == "cse" for each in pipeline_of(job.options).joint)
     if PLAN in joint.meta:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from perfopt.cost_model.memory import OPTIMIZERS
 from perfopt.factory import FactoryError, Made
 
 Answer = tuple[str, int]
@@ -34,6 +35,10 @@ def add(commands: Any) -> None:
     model.add_argument("--seq", type=int, metavar="N", help="tokens of a sample, with --hf")
     model.add_argument("--dtype", default="bf16", help="of weights, with --hf: bf16, fp16 or fp32")
     model.add_argument("--train", action="store_true", help="explain the backward pass too")
+    model.add_argument(
+        "--optimizer", choices=sorted(OPTIMIZERS), default="none",
+        help="whose state and step count as memory, with --train",
+    )  # fmt: skip
     what = parser.add_argument_group("what for")
     what.add_argument(
         "--device", action="append", metavar="NAME",
@@ -76,7 +81,9 @@ def _explain(args: argparse.Namespace) -> Answer:
         raise ValueError("--diff compares two: two of --device, or one and --against KEY=VALUE")
     _refuse(args, len(sides))
     found: list[Explanation] = [
-        explain_made(make, name, args.train, device, given, args.passes, args.measure)
+        explain_made(
+            make, name, args.train, device, given, args.passes, args.measure, args.optimizer
+        )
         for device, given in sides
     ]
     text = _text(args, found)

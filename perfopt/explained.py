@@ -10,6 +10,7 @@ from perfopt.capture import GraphBreak
 from perfopt.cost_model.cost import Bound, Cost
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.cost_model.device import Device
+from perfopt.cost_model.memory import MemoryReport
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ class Explained:
     """The data of an explanation; `perfopt.Explanation` adds its text and its JSON.
 
     `function` names what was explained, `options` those that are not at their defaults, `versions`
-    those of perfopt and torch. `passes` are there only where they were asked for.
+    those of perfopt and torch. `memory` is that of the graph that needs most. `passes` are there
+    only where they were asked for.
     """
 
     function: str
@@ -117,6 +119,7 @@ class Explained:
     graph_breaks: tuple[GraphBreak, ...]
     graphs: tuple[Part, ...]
     passes: tuple[Ran, ...] = ()
+    memory: MemoryReport | None = None
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -167,7 +170,9 @@ class Explained:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that any of the graphs needs."""
+        """The most memory that any of the graphs needs, the optimizer's state with it."""
+        if self.memory is not None:
+            return self.memory.peak
         return max((part.peak_bytes for part in self.graphs), default=0)
 
     @property

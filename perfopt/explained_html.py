@@ -45,7 +45,7 @@ def page(explained: Explained, kernels: bool = False) -> str:
         cards=list(_cards(explained)),
         bounds=list(_bounds(explained)),
         roofline=plots.roofline(explained.device, explained.pieces),
-        memory="",
+        memory=_memory_plot(explained),
         columns=[
             {"name": name, "number": number, "first": name == "time"} for name, number in _COLUMNS
         ],
@@ -56,6 +56,21 @@ def page(explained: Explained, kernels: bool = False) -> str:
         # A closing tag inside of a text would end the script.
         json=explained_json.dumps(explained).replace("</", "<\\/"),
     )
+
+
+def _memory_plot(explained: Explained) -> str:
+    """Bytes alive over predicted time: every node takes what its piece does, or nothing."""
+    if explained.memory is None or not explained.memory.timeline:
+        return ""
+    seconds: dict[str, float] = {}
+    for piece in explained.pieces:
+        seconds[piece.name] = seconds.get(piece.name, 0.0) + piece.cost.seconds
+    times, alive, now = [], [], 0.0
+    for name, size in explained.memory.timeline:
+        times.append(now)
+        alive.append(float(size))
+        now += seconds.pop(name, 0.0)
+    return plots.memory([*times, now], [*alive, alive[-1]], explained.device.memory_bytes, [])
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from perfopt.capture import GraphBreak
 from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.cost_model.device import Device
+from perfopt.cost_model.memory import MemoryReport
 from perfopt.explained import Explained, Part, Piece, Ran
 
 SCHEMA = "perfopt.explain/1"
@@ -46,6 +47,7 @@ def loads(text: str) -> Explained:
         tuple(GraphBreak(**each) for each in table["graph_breaks"]),
         tuple(_read_part(each) for each in table["graphs"]),
         tuple(Ran(**each) for each in table.get("passes", ())),
+        _read_memory(table.get("memory")),
     )
 
 
@@ -81,6 +83,7 @@ def _whole(explained: Explained) -> dict[str, Any]:
         ],
         "graphs": [_part(part, total) for part in explained.graphs],
         "passes": [dataclasses.asdict(each) for each in explained.passes],
+        "memory": _memory(explained.memory),
     }
 
 
@@ -93,6 +96,24 @@ def _pairs(table: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a device that JSON has made lists of."""
     copies = tuple((bytes, rate) for bytes, rate in table.get("copies", ()))
     return {"aliases": tuple(table["aliases"]), "copies": copies}
+
+
+def _memory(found: MemoryReport | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "peak": found.peak, "at": found.at, "kinds": dict(found.kinds),
+        "modules": dict(found.modules), "timeline": [list(pair) for pair in found.timeline],
+    }  # fmt: skip
+
+
+def _read_memory(table: dict[str, Any] | None) -> MemoryReport | None:
+    if table is None:
+        return None
+    return MemoryReport(
+        table["peak"], table["at"], MappingProxyType(table["kinds"]),
+        MappingProxyType(table["modules"]), tuple((n, size) for n, size in table["timeline"]),
+    )  # fmt: skip
 
 
 def _cost(cost: Cost | None) -> dict[str, Any] | None:

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 
 from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Decision, Verdict
+from perfopt.cost_model.memory import MemoryReport
 from perfopt.explained import Explained, Line, Part, Piece, loses, weight
 
 WIDTH = 80
 SMALL = 0.01  # of the whole time: lines below it are summed up
 TINY = 0.001  # of the whole time: what a line runs and is below it is left out
+MODULES = 4  # that keep most memory, shown
 MOST = 4  # decisions of one verdict shown per line
 _ROUNDS = 0.9995  # of a unit: what three digits show as one
 _NAME = 38  # columns of a row's name
@@ -103,7 +105,22 @@ def _head(explained: Explained) -> list[str]:
         f"  memory     {count_text(explained.peak_bytes, 'B')} at most of "
         f"{count_text(explained.device.memory_bytes, 'B')}{fits}"
     )
+    if explained.memory is not None:
+        lines += _held(explained.memory)
     return lines
+
+
+def _held(memory: MemoryReport) -> Iterator[str]:
+    """What holds the memory at its peak, and which modules keep most for the backward pass."""
+    kinds = ", ".join(
+        f"{kind} {count_text(size, 'B')}"
+        for kind, size in sorted(memory.kinds.items(), key=lambda item: -item[1])
+    )
+    yield from _wrapped(f"{kinds}, at {memory.at}", "             ", "             ")
+    kept = [(name, size) for name, size in memory.modules.items() if size][:MODULES]
+    if kept:
+        names = ", ".join(f"{name} {count_text(size, 'B')}" for name, size in kept)
+        yield from _wrapped(f"kept most by {names}", "             ", "             ")
 
 
 def _many(graphs: Sequence[Part], explained: Explained) -> Iterator[str]:

@@ -28,6 +28,7 @@ from perfopt.capture import Capture, Made, capture
 from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Decision
 from perfopt.cost_model.device import Device
+from perfopt.cost_model.memory import MemoryReport, memory_of
 from perfopt.cost_model.roofline import CostModel
 from perfopt.cost_model.traffic import is_view
 from perfopt.cost_model.trust import expected_error, family
@@ -120,6 +121,7 @@ def explain_made(
     options: Mapping[str, Any] | None = None,
     passes: bool = False,
     measured: bool = False,
+    optimizer: str = "none",
 ) -> Explanation:
     """The same for what `make` gives: a callable, its arguments and its keywords.
 
@@ -144,7 +146,36 @@ def explain_made(
         captured.breaks,
         parts,
         tuple(_passes(captured)) if passes else (),
+        _memory(captured.jobs, optimizer if train else "none"),
     )
+
+
+def _memory(jobs: Sequence[Compilation], optimizer: str = "none") -> MemoryReport | None:
+    """The memory of the graph that needs most, its backward graph with it."""
+    found = []
+    for job in jobs:
+        plans = {plan.kind: plan for plan in _plans(job)}
+        first = plans.get("forward") or plans.get("inference")
+        if first is None:
+            continue
+        graph = first.graph.graph
+        inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
+        named = dict(zip(inputs, job.inputs, strict=False))
+        back = plans.get("backward")
+        report = memory_of(
+            graph,
+            back.graph.graph if back else None,
+            results=job.results,
+            parameters=[name for name, kind in named.items() if kind == "parameters"],
+            buffers=[name for name, kind in named.items() if kind == "buffers"],
+            optimizer=optimizer,
+        )
+        found.append(report)
+    return max(found, key=lambda report: report.peak, default=None)
+
+
+def _plans(job: Compilation) -> Sequence[Plan]:
+    return [graph.plan for graph in job.graphs] if job.plans is None else job.plans
 
 
 def _measured(
@@ -194,6 +225,7 @@ def explain_compiled(jobs: Sequence[Compilation], name: str) -> Explanation:
         _versions(),
         (),
         tuple(_parts(jobs, cost)),
+        memory=_memory(jobs),
     )
 
 
@@ -207,8 +239,7 @@ def _parts(jobs: Sequence[Compilation], cost: CostModel) -> Iterator[Part]:
         if job.decisions:
             made = tuple(map(_plain, job.decisions))
             yield Part(number, "joint", function, 0, Cost(), 0, (), made)
-        plans = [graph.plan for graph in job.graphs] if job.plans is None else job.plans
-        for plan in plans:
+        for plan in _plans(job):
             yield _part(number, function, plan, cost)
 
 

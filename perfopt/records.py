@@ -97,6 +97,8 @@ class Compilation:
     history: list[tuple[str, tuple[Step, ...]]] = field(default_factory=list)  # of plans, by graph
     calibration: str = field(default_factory=calibration_hash)  # what this machine's prices are of
     clocks: dict[str, Clock] | None = None  # by graph; where there are any, each piece is timed
+    inputs: tuple[str, ...] = ()  # kinds of Dynamo's inputs: parameters, buffers or inputs
+    results: int | None = None  # how many results of the forward graph are the user's
     order: int = field(default_factory=time.monotonic_ns)
 
     def __post_init__(self) -> None:

@@ -87,7 +87,8 @@ def test_json_comes_back(trained: perfopt.Explanation) -> None:
 
 def test_every_key_of_the_schema_is_described(trained: perfopt.Explanation) -> None:
     described = set(re.findall(r"`(\w+)`", (ROOT / "docs/explain.md").read_text()))
-    free = {"options", "versions", "values", "bounds", "peaks", "vector", "sources"}
+    free = {"options", "versions", "values", "bounds", "peaks", "vector", "sources", "kinds",
+                "modules"}  # fmt: skip
 
     def keys(value: Any) -> set[str]:
         if isinstance(value, list):
@@ -134,30 +135,31 @@ class Golden(expecttest.TestCase):
             """\
 Model, inference on H100-SXM5-80GB
 
-  graphs     0 inference 25.5 us
+  graphs     0 inference 25.4 us
   runs       2 regions as 2 kernels, 2 library calls
-  predicted  25.5 us, 39.4 us without the passes
-  MFU        4.5%
+  predicted  25.4 us, 39.3 us without the passes
+  MFU        4.6%
   error      6% on average, by docs/accuracy.md
-  bound by   launch 61.1%, latency 38.9%
+  bound by   launch 61.0%, latency 39.0%
   work       93.1 MFLOP, 11.7 MB moved
   memory     5.28 MB at most of 80.0 GB
+             other 4.19 MB, inputs 1.05 MB, parameters 39.0 KB, at region_1
 
 by line, most costly first                 time  share  bound     bytes     FLOP
 
 explained_model.py:24                   13.0 us  51.1%  launch  7.37 MB   80.7 M
-  run: addmm                            9.92 us  38.9%  launch  3.18 MB   67.1 M
-  run: gelu in 1 kernel                 3.11 us  12.2%  launch  4.19 MB   13.6 M
+  run: addmm                            9.92 us  39.0%  launch  3.18 MB   67.1 M
+  run: gelu in 1 kernel                 3.08 us  12.1%  launch  4.19 MB   13.6 M
     + fuse: 1 operations in one kernel with 1 results
 
-explained_model.py:27                   9.91 us  38.9%  latency 2.27 MB   10.5 M
-  run: addmm                            9.91 us  38.9%  latency 2.27 MB   10.5 M
+explained_model.py:27                   9.91 us  39.0%  latency 2.27 MB   10.5 M
+  run: addmm                            9.91 us  39.0%  latency 2.27 MB   10.5 M
 
-explained_model.py:23                   2.55 us  10.0%  launch  2.10 MB   1.87 M
-  run: 7 ops in 1 kernel                2.55 us  10.0%  launch  2.10 MB   1.87 M
+explained_model.py:23                   2.53 us   9.9%  launch  2.10 MB   1.87 M
+  run: 7 ops in 1 kernel                2.53 us   9.9%  launch  2.10 MB   1.87 M
     + fuse: 7 operations in one kernel with 1 results; saves 13.9 us
 
-all                                     25.5 us 100.0%  launch  11.7 MB   93.1 M
+all                                     25.4 us 100.0%  launch  11.7 MB   93.1 M
 """,
         )
 
@@ -177,6 +179,8 @@ Model, inference on A100-SXM4-80GB
   bound by   launch 100.0%
   work       727 KFLOP, 130 KB moved
   memory     74.8 KB at most of 80.0 GB
+             parameters 33.8 KB, results 16.4 KB, other 16.4 KB, inputs 8.19 KB,
+             at region_1
 
 1 graph break
   explained_model.py:26: Call to `torch._dynamo.graph_break()`
