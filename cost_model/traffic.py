@@ -77,7 +77,7 @@ def hint(size: Any) -> int:
     if isinstance(size, int):
         return size
     if _SYMBOLIC.get():
-        return size.node.expr  # type: ignore[no-any-return]
+        return size.node.expr
     value = size.node.hint if size.node.has_hint() else UNBACKED
     return int(value)
 
