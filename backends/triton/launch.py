@@ -96,7 +96,8 @@ def compile_kernels(
 
 def _identity(printed: TritonKernel) -> tuple[Any, ...]:
     types = tuple(buffer.type for buffer in printed.kernel.buffers)
-    return (printed.text, types, printed.grid, printed.tiling.warps, *printed.constants.values())
+    told = (printed.tiling.warps, printed.checked, printed.near, *printed.constants.values())
+    return (printed.text, types, printed.grid, *told)
 
 
 def _prepare(launchers: Sequence[Launcher], folder: Path) -> int:

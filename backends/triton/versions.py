@@ -20,9 +20,6 @@ from triton import knobs
 from triton.compiler import make_backend
 from triton.runtime import driver
 
-VERSIONS = ((3, 6), (3, 9))
-"""The oldest and the newest version of Triton that this is written for."""
-
 _THREADS = 8  # that compile at a time
 
 
