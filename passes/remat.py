@@ -75,6 +75,13 @@ class Remat:
         raise impossible(budget, found[-1].peak, found[-1].schedule.at, problem.parts)
 
 
+def _missed(peak: int | None, budget: int | None, values: dict[str, Any]) -> str:
+    if peak is None or budget is None or peak <= budget:
+        return ""
+    values["budget"] = bytes_text(budget)
+    return "; the budget of {budget} cannot be met, this is the least"
+
+
 @dataclass(frozen=True)
 class Planned:
     """The frontier that a choice was taken from, for a budget in bytes or a share of the peak."""
@@ -86,10 +93,15 @@ class Planned:
     share: float
 
 
-def decided(chosen: Choice, first: Choice, peak: int | None = None) -> Decision:
-    """The decision for a choice beside keeping everything; `peak` is that of the final graphs."""
+def decided(
+    chosen: Choice, first: Choice, peak: int | None = None, budget: int | None = None
+) -> Decision:
+    """The decision for a choice beside keeping everything.
+
+    `peak` is that of the final graphs, where they are known; above `budget`, it is the least.
+    """
     again = [node.name for node in chosen.schedule.recomputed if not is_view(node)]
-    values = {
+    values: dict[str, Any] = {
         "kept": len(chosen.kept),
         "again": len(again),
         "peak": bytes_text(chosen.peak if peak is None else peak),
@@ -100,7 +112,7 @@ def decided(chosen: Choice, first: Choice, peak: int | None = None) -> Decision:
         Verdict.APPLIED if chosen.kept != first.kept else Verdict.NOTE,
         tuple(again),
         "{kept} values kept for the backward pass, {again} operations run again: peak {peak}, "
-        "{before} with nothing recomputed",
+        "{before} with nothing recomputed" + _missed(peak, budget, values),
         values,
         "",
         Cost(),

@@ -44,10 +44,12 @@ def split_within(
     while peak > budget:
         room = min(room, chosen.peak) - (peak - budget)
         chosen, former = _next(plan, chosen, room), chosen
+        if chosen is former and plan.share:
+            break  # of several graphs, one may need all that it has: a fraction is no promise
         if chosen is former:
             raise impossible(budget, peak, at, plan.problem.parts)
         halves, peak, at = parted(chosen)
-    decision = decided(chosen, first, peak)
+    decision = decided(chosen, first, peak, budget)
     job.decisions[:] = [
         decision if each.pass_name == Remat.name else each for each in job.decisions
     ]

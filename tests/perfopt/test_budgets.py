@@ -171,6 +171,14 @@ def test_an_impossible_budget_names_the_smallest_one() -> None:
         compiled(torch.randn(2048, 64)).sum().backward()
 
 
+def test_a_fraction_that_cannot_be_met_takes_the_least() -> None:
+    module = model(3)
+    compiled = perfopt.compile(module, memory_budget=0.01)
+    compiled(torch.randn(2048, 64)).sum().backward()
+    (decision,) = [d for d in perfopt.report(compiled).decisions if d.pass_name == "remat"]
+    assert "cannot be met, this is the least" in decision.text()
+
+
 @pytest.mark.parametrize("value", ["20 parsecs", "-1", 0.0, 1.5, -3, True, "0"])
 def test_what_is_no_budget_is_said(value: Any) -> None:
     with pytest.raises(OptionError, match="memory_budget is"):
