@@ -7,6 +7,7 @@ torch release is met by changing this one file.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -313,16 +314,19 @@ def has_avx512_bf16() -> bool:
     return asked is not None and bool(asked())
 
 
-def allocated_peak(step: Callable[[], object]) -> int:
-    """Bytes that `step` has allocated at most at one time, above what was there before."""
-    if torch.cuda.is_available():
+def allocated_peak(step: Callable[[], object], gpu: bool = False) -> int:
+    """Bytes that `step` has allocated at most at one time, above what was there before.
+
+    Those of torch's allocator for the CPU, or for the current GPU where `gpu`.
+    """
+    if gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         step()
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated() - before)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with _silence(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         step()
     events = [
         (event.start_ns(), event.nbytes())
@@ -334,3 +338,16 @@ def allocated_peak(step: Callable[[], object]) -> int:
         now += size
         most = max(most, now)
     return most
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Without what libraries write to the error stream: torch's profiler tells of itself there."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)

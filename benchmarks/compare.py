@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from perfopt.measuring import Ratio, ratio
+from perfopt.measuring import Ratio, machine, ratio
 
 EAGER, INDUCTOR = "eager", "inductor"
 WIDTH = 140
@@ -102,25 +101,6 @@ def keep_memory() -> None:
     if mallopt is not None:
         for parameter, value in ((-3, 1 << 30), (-1, 2**31 - 1)):  # mmap and trim thresholds
             mallopt(parameter, value)
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": _processor(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _processor() -> str:
-    listing = Path("/proc/cpuinfo")
-    for line in listing.read_text().splitlines() if listing.exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 @dataclass(frozen=True)

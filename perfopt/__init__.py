@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfopt.api import compile, disable
+    from perfopt.bench_rows import BenchError
+    from perfopt.benching import Bench, bench
     from perfopt.explanation import Explanation, explain
     from perfopt.options import OptionError, Options
     from perfopt.reports import report
 
 __all__ = [
-    "Explanation", "OptionError", "Options", "compile", "disable", "explain", "report",
+    "Bench", "BenchError", "Explanation", "OptionError", "Options", "bench", "compile", "disable",
+    "explain", "report",
 ]  # fmt: skip
 
 _HOMES = {
+    "Bench": "perfopt.benching",
+    "BenchError": "perfopt.bench_rows",
     "Explanation": "perfopt.explanation",
     "OptionError": "perfopt.options",
     "Options": "perfopt.options",
+    "bench": "perfopt.benching",
     "compile": "perfopt.api",
     "disable": "perfopt.api",
     "explain": "perfopt.explanation",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -51,38 +52,53 @@ def add_bench_command(commands: Any, bar: Bar) -> None:
 def _bench(args: argparse.Namespace, bar: Bar) -> tuple[str, int]:
     import torch
 
-    from perfopt.bench_text import against, dumps, loads, markdown, whole
-    from perfopt.benching import Row, bench, cases, check_rivals
+    from perfopt.bench_cases import cases, check_rivals
+    from perfopt.bench_text import changed
+    from perfopt.benching import Bench, each_row
 
-    for name in ("threads", "samples"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} is {value}, not a number from 1")
+    _check(args)
     if args.threads:
         torch.set_num_threads(args.threads)
     rivals = check_rivals(_listed(args.vs))
     found = cases(args.factory, _listed(args.dtype), args.train, args.suite)
-    former = loads(args.compare) if args.compare else None
-    rows: list[Row] = []
+    former = Bench.read(args.compare) if args.compare else None
+    rows: list[Any] = []
     interrupted = False
     try:
         with bar() as tell:
-            for row in bench(
-                found, rivals, seconds=args.seconds, samples=args.samples,
-                cold=not args.no_cold, tell=tell,
+            for row in each_row(
+                found, rivals, seconds=args.seconds, samples=args.samples, cold=not args.no_cold,
+                strict=args.traceback or len(found) == 1, tell=tell,
             ):  # fmt: skip
                 rows.append(row)
     except KeyboardInterrupt:
         interrupted = True
-    if args.json:
-        Path(args.json).write_text(dumps(rows, interrupted), encoding="utf-8")
-    text = markdown(rows) if args.markdown else whole(rows, interrupted)
-    code = int(any(row.wrong for row in rows))
+    finally:
+        made = Bench(tuple(rows), interrupted=interrupted)
+        if args.json and (rows or interrupted):
+            Path(args.json).write_text(made.to_json(), encoding="utf-8")
+    text = made.markdown() if args.markdown else str(made)
+    if args.markdown and interrupted:
+        text += "\nInterrupted.\n"
+    code = 2 if made.failed else int(made.wrong)
     if former is not None:
-        added, worse = against(former, rows)
-        text += "\n" + added
-        code = max(code, int(worse))
+        since = made.since(former)
+        text += changed(since, former.environment, made.environment, args.compare)
+        code = code or int(any(each.verdict == "slower" for each in since))
     return text, INTERRUPTED if interrupted else code
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("threads", "samples"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} is {value}, not a number from 1")
+    if not 0 < args.seconds < float("inf"):
+        raise ValueError(f"--seconds is {args.seconds}, not a number above 0")
+    if args.json:  # before anything is measured, not after
+        path = Path(args.json)
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"--json {args.json}: no file can be written there")
 
 
 def _listed(text: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import platform
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -13,199 +13,208 @@ from typing import Any
 
 import torch
 
-from perfopt.benching import OURS, BenchError, Case, Measured, Row, Start
+from perfopt.bench_rows import (
+    OURS,
+    BenchError,
+    Case,
+    Change,
+    Measured,
+    Row,
+    Start,
+    geometric_means,
+)
 from perfopt.explained_text import count_text, seconds_text
-from perfopt.measuring import Ratio, change
+from perfopt.measuring import machine
 
 SCHEMA = "perfopt.bench/1"
-NOISE = 0.02  # of the speed: a smaller change is none, however narrow its interval
+WIDTH = 80
+_WIDTHS = (9, 11, 9, 11, 10, 9, 9)
+_HEADS = ("median", "perfopt is", "error", "grad error", "memory", "cold", "warm")
 _STAGES = {"dynamo": "Dynamo", "autograd": "AOTAutograd", "passes": "passes",
            "lowering": "generation", "kernels": "compilation", "program": "program"}  # fmt: skip
+Loaded = tuple[tuple[Row, ...], Mapping[str, Any], bool]
 
 
 def environment() -> dict[str, Any]:
-    """What the figures depend on."""
+    """What the figures depend on; "gpu" is "" where torch sees none."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return {
-        "perfopt": version("perfopt"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": gpu or _processor(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-    }
+    return {"perfopt": version("perfopt"), **machine(), "gpu": gpu}
 
 
-def _processor() -> str:
-    listing = Path("/proc/cpuinfo")
-    for line in listing.read_text().splitlines() if listing.exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def whole(rows: Sequence[Row], interrupted: bool = False) -> str:
+def whole(rows: Sequence[Row], about: Mapping[str, Any], interrupted: bool = False) -> str:
     """Every row, then the geometric means."""
-    about = ", ".join(f"{key} {value}" for key, value in environment().items() if value)
-    blocks = [[about], *([*_row(row)] for row in rows)]
-    means = [*_means(rows)]
+    head = ", ".join(f"{key} {value}" for key, value in about.items() if value)
+    blocks = [_wrapped(head), *([*_row(row)] for row in rows)]
+    means = [
+        f"geometric mean of {name} / perfopt over {mean.rows} row{'s' * (mean.rows != 1)}: "
+        f"{mean.plain:.2f}, clipped at 1.0: {mean.clipped:.2f}"
+        for name, mean in geometric_means(rows).items()
+    ]
     if means:
-        blocks.append(means)
+        blocks.append([line for mean in means for line in _wrapped(mean)])
     if interrupted:
         blocks.append(["interrupted: what was finished by then is above"])
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
-def _row(row: Row) -> Iterator[str]:
-    yield row.case.title
-    heads = ("median", "perfopt is", "error", "grad error", "memory", "cold", "warm")
-    yield f"  {'':10}" + "".join(
-        f"{head:>{width}}" for head, width in zip(heads, _WIDTHS, strict=True)
+def _wrapped(text: str, first: str = "", rest: str = "  ") -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
     )
-    ratios = row.ratios()
+
+
+def _row(row: Row) -> Iterator[str]:
+    yield from _wrapped(row.case.title)
+    if row.problem:
+        yield from _wrapped(row.problem, "  ", "    ")
+        return
+    yield _cells("", _HEADS)
     for each in row.contenders:
-        cells = [
-            seconds_text(each.seconds) if each.samples else "-",
-            f"{ratios[each.name].value:.2f}x" if each.name in ratios else "",
-            f"{each.error:.1e}" if not each.problem or each.error else "-",
-            "-" if each.gradient_error is None else f"{each.gradient_error:.1e}",
-            "-" if each.peak_bytes is None else count_text(each.peak_bytes, "B"),
-            "-" if each.cold is None else seconds_text(each.cold.seconds),
-            "-" if each.warm is None else seconds_text(each.warm.seconds),
-        ]
-        yield (
-            f"  {each.name:10}"
-            + "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
-        ).rstrip()
-    for name, found in ratios.items():
+        ratio = row.ratios.get(each.name)
+        yield _cells(
+            each.name,
+            (
+                seconds_text(each.seconds) if each.samples else "-",
+                f"{ratio.value:.2f}x" if ratio else "",
+                _error(each.error),
+                _error(each.gradient_error),
+                "-" if each.peak_bytes is None else count_text(each.peak_bytes, "B"),
+                "-" if each.cold is None else seconds_text(each.cold.seconds),
+                "-" if each.warm is None else seconds_text(each.warm.seconds),
+            ),
+        )
+    for name, found in row.ratios.items():
         count = len(next(each.samples for each in row.contenders if each.name == name))
         yield f"  {name} / perfopt {found}, {count} rounds"
+    for line in _remarks(row):
+        yield from _wrapped(line, "  ", "    ")
+
+
+def _cells(name: str, cells: Sequence[str]) -> str:
+    aligned = (f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
+    return f"  {name:10}{''.join(aligned)}".rstrip()
+
+
+def _error(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1e}"
+
+
+def _remarks(row: Row) -> Iterator[str]:
     for each in row.contenders:
-        if each.problem:
-            yield f"  {each.name} {each.problem}"
+        for text in (each.problem, each.note):
+            if text:
+                yield f"{each.name} {text}"
         for what, start in (("cold", each.cold), ("warm", each.warm)):
             if start is not None and start.stages:
                 parts = [f"{_STAGES.get(k, k)} {seconds_text(v)}" for k, v in start.stages.items()]
-                yield f"  {what}: {', '.join(parts)}"
-
-
-_WIDTHS = (9, 11, 9, 11, 10, 9, 9)
-
-
-def _means(rows: Sequence[Row]) -> Iterator[str]:
-    """Geometric means of the ratios; clipped, a row where perfopt is slower counts as 1.0."""
-    every: dict[str, list[float]] = {}
-    for row in rows:
-        for name, found in row.ratios().items():
-            every.setdefault(name, []).append(found.value)
-    for name, values in every.items():
-        plain = math.exp(sum(map(math.log, values)) / len(values))
-        clipped = math.exp(sum(math.log(max(v, 1.0)) for v in values) / len(values))
-        yield (
-            f"geometric mean of {name} / perfopt over {len(values)} "
-            f"row{'s' * (len(values) != 1)}: {plain:.2f}, clipped at 1.0: {clipped:.2f}"
-        )
+                yield f"{what}: {', '.join(parts)}"
+    if row.note:
+        yield row.note
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table with one line for every row."""
-    rivals = list(dict.fromkeys(n for row in rows for n in (c.name for c in row.contenders)))
-    heads = ["", *(f"{name} ms" for name in rivals)]
-    heads += [f"{name} / perfopt" for name in rivals if name != OURS]
+    every = (c.name for row in rows for c in row.contenders if c.samples or c.problem)
+    names = list(dict.fromkeys(every))
+    heads = ["", *(f"{name} ms" for name in names)]
+    heads += [f"{name} / perfopt" for name in names if name != OURS]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for row in rows:
         cells = [row.case.title]
-        for name in rivals:
+        for name in names:
             found = row.of(name)
-            cells.append(f"{found.seconds * 1e3:.2f}" if found and found.samples else "-")
-        ratios = row.ratios()
-        cells += [str(ratios.get(name, "-")) for name in rivals if name != OURS]
+            timed = found is not None and found.samples
+            cells.append(f"{found.seconds * 1e3:#.4g}" if found and timed else _failed(row, found))
+        cells += [str(row.ratios.get(name, "-")) for name in names if name != OURS]
         lines.append(cells)
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    for name, mean in geometric_means(rows).items():
+        table += f"\nGeometric mean of {name} / perfopt: {mean.plain:.2f}, "
+        table += f"clipped at 1.0: {mean.clipped:.2f} ({mean.rows} rows)\n"
+    return table
 
 
-def dumps(rows: Sequence[Row], interrupted: bool = False) -> str:
+def _failed(row: Row, found: Measured | None) -> str:
+    problem = row.problem or (found.problem if found else "")
+    return "wrong" if problem.startswith("wrong") else "fails" if problem else "-"
+
+
+def dumps(rows: Sequence[Row], about: Mapping[str, Any], interrupted: bool = False) -> str:
     """The rows with all their samples, as JSON that `loads` reads."""
     table = {
         "schema": SCHEMA,
-        "environment": environment(),
+        "environment": dict(about),
         "interrupted": interrupted,
         "rows": [
             {
                 "title": row.case.title,
                 "case": asdict(row.case),
-                "contenders": [
-                    {**asdict(each), "median": each.seconds if each.samples else None}
-                    for each in row.contenders
-                ],
-                "ratios": {name: asdict(found) for name, found in row.ratios().items()},
+                "problem": row.problem,
+                "note": row.note,
+                "contenders": [_dumped(each) for each in row.contenders],
+                "ratios": {name: asdict(found) for name, found in row.ratios.items()},
             }
             for row in rows
         ],
+        "means": {name: asdict(mean) for name, mean in geometric_means(rows).items()},
     }
-    return json.dumps(table, indent=1) + "\n"
+    return json.dumps(table, indent=1, allow_nan=False) + "\n"
 
 
-def loads(path: str) -> list[Row]:
-    """The rows of a file that `dumps` wrote; raises `BenchError`."""
+def _dumped(each: Measured) -> dict[str, Any]:
+    table = {**asdict(each), "median": each.seconds if each.samples else None}
+    for key in ("error", "gradient_error"):
+        if table[key] is not None and not math.isfinite(table[key]):
+            table[key] = str(table[key])  # JSON has no infinity
+    return table
+
+
+def loads(path: str) -> Loaded:
+    """Rows, environment and whether the run was interrupted, of a file that `dumps` wrote.
+
+    Raises `BenchError`.
+    """
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
-        if table["schema"] != SCHEMA:
-            raise BenchError(f"{path}: schema is {table['schema']!r}, not {SCHEMA!r}")
-        return [
-            Row(Case(**row["case"]), tuple(map(_measured, row["contenders"])))
-            for row in table["rows"]
-        ]
+        schema = table["schema"]
+        rows = tuple(map(_read, table["rows"])) if schema == SCHEMA else ()
+        loaded = rows, dict(table["environment"]), bool(table["interrupted"])
     except OSError as error:
         raise BenchError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, BenchError):
-            raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BenchError(f"{path} is not what `perfopt bench --json` writes: {error}") from error
+    if schema != SCHEMA:
+        raise BenchError(f"{path}: schema is {schema!r}, not {SCHEMA!r}")
+    return loaded
+
+
+def _read(table: Mapping[str, Any]) -> Row:
+    contenders = tuple(map(_measured, table["contenders"]))
+    return Row(Case.read(table["case"]), contenders, table["problem"], table["note"])
 
 
 def _measured(table: Mapping[str, Any]) -> Measured:
     given = {key: value for key, value in table.items() if key != "median"}
     for what in ("cold", "warm"):
         given[what] = Start(**given[what]) if given[what] else None
-    return Measured(**{**given, "samples": tuple(given["samples"])})
+    for what in ("error", "gradient_error"):
+        given[what] = None if given[what] is None else float(given[what])
+    return Measured(**{**given, "samples": tuple(map(float, given["samples"]))})
 
 
-def against(old: Sequence[Row], new: Sequence[Row]) -> tuple[str, bool]:
-    """What became faster or slower beyond noise, and whether anything became slower.
-
-    perfopt's time over that of a contender that both runs have is compared, so that what changed
-    about the machine cancels.
-    """
-    before = {row.case.title: row for row in old}
-    lines, worse = ["beside the other run"], False
-    for row in new:
-        former = before.pop(row.case.title, None)
-        if former is None:
-            lines.append(f"  {row.case.title}: not in the other run")
-            continue
-        found = _change(former, row)
-        if found is None:
-            lines.append(f"  {row.case.title}: nothing to compare")
-            continue
-        base, factor = found
-        verdict = "unchanged"
-        if factor.high < 1 - NOISE:
-            verdict, worse = "SLOWER", True
-        elif factor.low > 1 + NOISE:
-            verdict = "faster"
-        lines.append(f"  {row.case.title}: {verdict}, {factor} times as fast, beside {base}")
-    lines += [f"  {title}: only in the other run" for title in before]
-    return "\n".join(lines) + "\n", worse
-
-
-def _change(old: Row, new: Row) -> tuple[str, Ratio] | None:
-    ours_before, ours = old.of(OURS), new.of(OURS)
-    if not (ours_before and ours and ours_before.samples and ours.samples):
-        return None
-    for each in new.contenders:
-        base = old.of(each.name)
-        if each.name != OURS and base is not None and base.samples and each.samples:
-            factor = change(ours_before.samples, base.samples, ours.samples, each.samples)
-            return each.name, factor
-    return None
+def changed(
+    found: Sequence[Change], old: Mapping[str, Any], new: Mapping[str, Any], path: str
+) -> str:
+    """What changed since the run of `path`, and where the two environments differ."""
+    lines = ["", *_wrapped(f"since {path}")]
+    for key in (key for key in new if old.get(key) != new[key]):
+        lines += _wrapped(f"{key} was {old.get(key, '')!r} and is {new[key]!r}", "  ", "    ")
+    for each in found:
+        verdict = each.verdict.upper() if each.verdict == "slower" else each.verdict
+        text = f"{each.title}: {verdict}"
+        if each.factor is not None:
+            text += f", {each.factor} times as fast"
+            text += f" beside {each.beside}" if each.beside else ""
+            text += f" ({seconds_text(each.before)}, now {seconds_text(each.after)})"
+        lines += _wrapped(text, "  ", "    ")
+    return "\n".join(lines) + "\n"

@@ -112,8 +112,8 @@ def _measured_gpu(found: Calibration) -> Device:
 
 
 @cache
-def cpu_name() -> str:
-    """The CPU's model and how many of its cores this process may use."""
+def cpu_model() -> str:
+    """The CPU's model as the system names it."""
     model = ""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -121,8 +121,13 @@ def cpu_name() -> str:
         model = next(names, "").strip()
     except OSError:
         pass
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{model or platform.processor() or platform.machine()}, {cores()} cores, {capability}"
+    return model or platform.processor() or platform.machine()
+
+
+@cache
+def cpu_name() -> str:
+    """The CPU's model and how many of its cores this process may use."""
+    return f"{cpu_model()}, {cores()} cores, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def cores() -> int:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from perfopt.backends.torch_private import compile_alone, compile_id, tree_flatten
+from perfopt.backends.torch_private import compile_alone, compile_id
 from perfopt.compiler import compile_graph
 from perfopt.cost_model.decision import Decision
 from perfopt.options import Options
-from perfopt.running import SEED, Results, Subject, float64, loss_of, named_leaves, run
+from perfopt.running import SEED, Results, Subject, float64, named_leaves, run, training_loss
 from perfopt.verify import SLACK, VerificationError, difference, distance
 
 TIMES = 4.0  # how much further than eager's a model's results may be from float64
@@ -271,10 +271,7 @@ def _losses(
         torch.manual_seed(SEED + step)
         call = subject.model if model is None else model
         outputs = call(*subject.args, **subject.kwargs)
-        loss = loss_of(outputs)
-        if loss is None:
-            flat = [x for x in tree_flatten(outputs)[0] if isinstance(x, Tensor)]
-            loss = torch.stack([x.square().mean() for x in flat if x.is_floating_point()]).sum()
+        loss = training_loss(outputs)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

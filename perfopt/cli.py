@@ -74,9 +74,14 @@ def _answer(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, float], None]]:
-    """A progress bar on the error stream; gives what sets its text and the part that is done."""
+    """A progress bar on the error stream; gives what sets its text and the part that is done.
+
+    There is none where the error stream is no terminal.
+    """
     columns = (TextColumn("{task.description:36}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task("", total=1.0)
         yield lambda what, done: progress.update(task, description=what, completed=done)
 

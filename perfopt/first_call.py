@@ -1,10 +1,9 @@
-"""The first step of a model in a process of its own, and the memory of a later one.
+"""The first step of a model in a process of its own.
 
     python -m perfopt.first_call REQUEST.json ANSWER.json
 
 `perfopt bench` starts it with the folders of caches that it is to use. The answer has seconds of
-the first step, those of its stages where the backend tells them, and bytes alive at most in a
-later step.
+the first step, and those of its stages where the backend tells them.
 """
 
 from __future__ import annotations
@@ -15,18 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from perfopt.benching import Case, contender, loaded, step_of
+import torch
 
-WARM_STEPS = 2
+from perfopt.bench_rows import OURS, Case
+from perfopt.benching import contender, loaded, step_of
+from perfopt.reports import report
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Run one contender of a case from its first step on."""
-    import torch
-
-    from perfopt.backends.torch_private import allocated_peak
-    from perfopt.reports import report
-
+    """Run one contender of a case for its first step."""
     torch.set_num_threads(request["threads"])
     case = Case.read(request["case"])
     subject = loaded(case)
@@ -36,13 +32,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     step()
     first = time.perf_counter() - start
     stages: dict[str, float] = {}
-    if request["contender"] == "perfopt":
+    if request["contender"] == OURS:
         stages = {name: seconds for name, seconds in report(call).seconds.items() if seconds}
-    for _ in range(WARM_STEPS):
-        step()
-    return {"seconds": first, "stages": stages, "peak_bytes": allocated_peak(step)}
+    return {"seconds": first, "stages": stages}
 
 
 if __name__ == "__main__":
-    given = json.loads(Path(sys.argv[1]).read_text())
-    Path(sys.argv[2]).write_text(json.dumps(answer(given)))
+    given = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(sys.argv[2]).write_text(json.dumps(answer(given)), encoding="utf-8")

@@ -7,15 +7,31 @@ its interval is a 95% bootstrap interval of that median.
 from __future__ import annotations
 
 import gc
+import platform
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+
+from perfopt.calibrations import cpu_model
 
 RESAMPLES = 2000
 _LEVEL = (0.025, 0.975)
+
+
+def machine() -> dict[str, Any]:
+    """What timings on this machine's CPU depend on."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": cpu_model(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 @dataclass(frozen=True)
@@ -39,16 +55,20 @@ def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Rati
 
 
 def change(
-    old: Sequence[float], old_base: Sequence[float], new: Sequence[float], new_base: Sequence[float]
+    old: Sequence[float],
+    new: Sequence[float],
+    old_base: Sequence[float] = (),
+    new_base: Sequence[float] = (),
 ) -> Ratio:
-    """How many times as fast `new` is as `old`, each over a contender of its own run.
+    """How many times as fast `new` is as `old`: samples of two runs, which are drawn apart.
 
-    What became faster or slower about the machine, between the two runs, cancels.
+    With bases, each is taken over a contender of its own run, by rounds: what became faster or
+    slower about the machine, between the two runs, cancels.
     """
     draw = np.random.default_rng(0)
 
     def medians(own: Sequence[float], base: Sequence[float]) -> np.ndarray:
-        pairs = np.asarray(own) / np.asarray(base)
+        pairs = np.asarray(own) / np.asarray(base if len(base) else 1.0)
         picks = draw.integers(len(pairs), size=(RESAMPLES, len(pairs)))
         return np.asarray(np.median(pairs[picks], axis=1))
 

@@ -122,6 +122,21 @@ def loss_of(outputs: Any) -> Tensor | None:
     return flat[0] if len(flat) == 1 and flat[0].numel() == 1 else None
 
 
+def training_loss(outputs: Any) -> Tensor:
+    """What a training step descends: the outputs' loss, else the mean squares of all of them.
+
+    Raises `ValueError` where nothing in it asks for gradients.
+    """
+    loss = loss_of(outputs)
+    if loss is None:
+        flat = [x for x in tree_flatten(outputs)[0] if isinstance(x, Tensor)]
+        squares = [x.square().mean() for x in flat if x.is_floating_point()]
+        loss = torch.stack(squares).sum() if squares else None
+    if loss is None or not loss.requires_grad:
+        raise ValueError("there is nothing to train: no output depends on what has gradients")
+    return loss
+
+
 def _gradients(subject: Subject, outputs: Any, flat: list[Tensor]) -> Results:
     leaves = named_leaves(subject)
     loss = loss_of(outputs)
