@@ -110,7 +110,7 @@ def memory_of(
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer is {optimizer!r}; allowed: {', '.join(OPTIMIZERS)}")
     inputs = [node for node in forward.nodes if node.op == "placeholder"]
-    outputs = [n for n in forward.output_node().args[0] if isinstance(n, fx.Node)]  # type: ignore[union-attr]
+    outputs = _results(forward)
     own = outputs[:results] if backward is not None else outputs
     kept = outputs[results:] if backward is not None else []
     weights = sum(_held(n) for n in inputs if n.name in parameters)
@@ -157,9 +157,13 @@ def _backward(
         else:
             stays.add(memory(node))
             walk.held[memory(node)] = ("inputs", 0)
-    outputs = [n for n in graph.output_node().args[0] if isinstance(n, fx.Node)]  # type: ignore[union-attr]
-    gradients = {memory(node): "gradients" for node in outputs}
+    gradients = {memory(node): "gradients" for node in _results(graph)}
     walk.run(graph, gradients, stays | set(gradients))
+
+
+def _results(graph: fx.Graph) -> list[fx.Node]:
+    (results,) = graph.output_node().args
+    return [node for node in results if isinstance(node, fx.Node)]  # type: ignore[union-attr]
 
 
 def _modules(kept: Sequence[fx.Node], inputs: Collection[Place]) -> dict[str, int]:

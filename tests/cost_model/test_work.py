@@ -75,7 +75,8 @@ def test_formulas_hold_symbols() -> None:
     (product,) = [n for n in nodes(lambda x: x @ x.t(), "symbolic", x) if "mm" in str(n.target)]
     flops, moved = formulas(product)
     assert len(flops.free_symbols) == 2 and len(moved.free_symbols) == 2
-    rows, inner = (s.node.expr for s in product.args[0].meta["val"].shape)  # type: ignore[union-attr]
+    (operand, *_) = product.all_input_nodes
+    rows, inner = (size.node.expr for size in operand.meta["val"].shape)
     assert sympy.simplify(flops - 2 * rows * rows * inner) == 0
 
 
