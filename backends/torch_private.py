@@ -188,6 +188,26 @@ def frame_seconds(number: str) -> float | None:
     return None
 
 
+def compile_seconds() -> dict[str, float]:
+    """Seconds of all compilations of this process by torch's own backends, by stage.
+
+    "dynamo", "autograd", and "inductor", generating and compiling; 0.0 where torch does not tell.
+    """
+    found = {"dynamo": 0.0, "autograd": 0.0, "inductor": 0.0}
+    for each in get_compilation_metrics():
+        frame, backend, inductor = (
+            float(getattr(each, name, None) or 0.0)
+            for name in (
+                "entire_frame_compile_time_s", "backend_compile_time_s", "inductor_compile_time_s"
+            )
+        )  # fmt: skip
+        found["dynamo"] += max(0.0, frame - backend)
+        # A backward graph is compiled later, in a record that has Inductor's part alone.
+        found["autograd"] += max(0.0, backend - inductor)
+        found["inductor"] += inductor
+    return found
+
+
 def calling_backend() -> tuple[Any, CodeType | None, Any]:
     """Who called the backend that is running, from the frames below it.
 

@@ -25,7 +25,7 @@ def add_bench_command(commands: Any, bar: Bar) -> None:
         "factory", metavar="FILE.py:FACTORY", nargs="*",
         help="functions that return (model, args) or (model, args, kwargs)",
     )  # fmt: skip
-    parser.add_argument("--suite", metavar="FILE.toml", help="more of them, as [[case]] each")
+    parser.add_argument("--suite", metavar="FILE.toml", help="more rows, as [[case]] each")
     parser.add_argument(
         "--vs", default="eager,inductor", metavar="A,B", help="rivals (default eager,inductor)"
     )
@@ -38,7 +38,7 @@ def add_bench_command(commands: Any, bar: Bar) -> None:
         help="that the rounds of a row take, about (default 10)",
     )  # fmt: skip
     parser.add_argument(
-        "--no-cold", action="store_true", help="without first steps and memory, which take longest"
+        "--no-cold", action="store_true", help="without first steps, which take longest"
     )
     parser.add_argument("--json", metavar="FILE", help="write everything there, samples too")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
@@ -75,7 +75,7 @@ def _bench(args: argparse.Namespace, bar: Bar) -> tuple[str, int]:
         interrupted = True
     finally:
         made = Bench(tuple(rows), interrupted=interrupted)
-        if args.json and (rows or interrupted):
+        if args.json and rows:  # an earlier file stays where nothing was finished
             Path(args.json).write_text(made.to_json(), encoding="utf-8")
     text = made.markdown() if args.markdown else str(made)
     if args.markdown and interrupted:

@@ -31,7 +31,8 @@ WIDTH = 80
 _WIDTHS = (9, 11, 9, 11, 10, 9, 9)
 _HEADS = ("median", "perfopt is", "error", "grad error", "memory", "cold", "warm")
 _STAGES = {"dynamo": "Dynamo", "autograd": "AOTAutograd", "passes": "passes",
-           "lowering": "generation", "kernels": "compilation", "program": "program"}  # fmt: skip
+           "lowering": "generation", "kernels": "compilation", "program": "program",
+           "inductor": "generation and compilation"}  # fmt: skip
 Loaded = tuple[tuple[Row, ...], Mapping[str, Any], bool]
 
 
@@ -107,7 +108,7 @@ def _remarks(row: Row) -> Iterator[str]:
         for what, start in (("cold", each.cold), ("warm", each.warm)):
             if start is not None and start.stages:
                 parts = [f"{_STAGES.get(k, k)} {seconds_text(v)}" for k, v in start.stages.items()]
-                yield f"{what}: {', '.join(parts)}"
+                yield f"{each.name} {what}: {', '.join(parts)}"
     if row.note:
         yield row.note
 

@@ -187,9 +187,10 @@ def _tensors(subject: Subject) -> list[Tensor]:
 
 def on_gpu(subject: Subject) -> bool:
     """Whether any of its tensors is on a GPU."""
-    module = isinstance(subject.model, nn.Module)
-    held = [*subject.model.parameters(), *subject.model.buffers()] if module else []  # type: ignore[attr-defined]
-    return any(x.is_cuda for x in (*held, *_tensors(subject)))
+    held = _tensors(subject)
+    if isinstance(subject.model, nn.Module):
+        held += [*subject.model.parameters(), *subject.model.buffers()]
+    return any(x.is_cuda for x in held)
 
 
 def step_of(subject: Subject, call: Callable[..., Any]) -> Callable[[], None]:

@@ -63,13 +63,16 @@ def test_dtypes_are_rows_of_their_own(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_first_steps_come_from_fresh_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    result = perfopt.bench(MODEL, ["eager"], samples=7)
+    result = perfopt.bench(MODEL, ["aot_eager"], samples=7)
     text = str(result)
-    assert "cold: Dynamo" in text and "compilation" in text and widest(text) <= WIDTH
+    assert "perfopt cold: Dynamo" in text and "compilation" in text and widest(text) <= WIDTH
     (row,) = result.rows
     ours = row.of("perfopt")
     assert ours is not None and ours.cold is not None and ours.warm is not None
     assert set(ours.cold.stages) >= {"dynamo", "autograd", "passes", "lowering", "kernels"}
+    rival = row.of("aot_eager")
+    assert rival is not None and rival.warm is not None
+    assert set(rival.warm.stages) == {"dynamo", "autograd"}
     assert capsys.readouterr().out == ""  # only the command prints
 
 
