@@ -15,7 +15,7 @@ from perfopt.pipelines import check_pipeline
 
 
 def cases(
-    factories: Sequence[str], dtypes: Sequence[str], train: bool, suite: str | None = None
+    factories: Sequence[str], dtypes: str | Sequence[str], train: bool, suite: str | None = None
 ) -> list[Case]:
     """One case for every factory and dtype; a case's own dtype and `train` of a suite stay.
 
@@ -28,6 +28,7 @@ def cases(
         found += [replace(case, train=case.train or train) for case in _suite(Path(suite))]
     if not found:
         raise BenchError("nothing to measure: give FILE.py:FACTORY, or --suite FILE.toml")
+    dtypes = list(dict.fromkeys(listed(dtypes)))
     for name in dtypes:
         check_dtype(name)
     made = [
@@ -63,9 +64,17 @@ def _suite(path: Path) -> list[Case]:
     return found
 
 
-def check_rivals(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, each once; raises `BenchError`."""
-    for name in names:
+def check_rivals(names: str | Sequence[str]) -> tuple[str, ...]:
+    """The names, each once, of text as "eager,inductor" too; raises `BenchError`."""
+    found = listed(names)
+    for name in found:
         if name not in RIVALS:
             raise unknown("rival", name, RIVALS)
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(found))
+
+
+def listed(names: str | Sequence[str]) -> Sequence[str]:
+    """Names that may be given as one text with commas between them."""
+    if not isinstance(names, str):
+        return names
+    return [each.strip() for each in names.split(",") if each.strip()]

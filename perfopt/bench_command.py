@@ -59,8 +59,8 @@ def _bench(args: argparse.Namespace, bar: Bar) -> tuple[str, int]:
     _check(args)
     if args.threads:
         torch.set_num_threads(args.threads)
-    rivals = check_rivals(_listed(args.vs))
-    found = cases(args.factory, _listed(args.dtype), args.train, args.suite)
+    rivals = check_rivals(args.vs)
+    found = cases(args.factory, args.dtype, args.train, args.suite)
     former = Bench.read(args.compare) if args.compare else None
     rows: list[Any] = []
     interrupted = False
@@ -99,7 +99,3 @@ def _check(args: argparse.Namespace) -> None:
         path = Path(args.json)
         if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
             raise ValueError(f"--json {args.json}: no file can be written there")
-
-
-def _listed(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",") if each.strip()]

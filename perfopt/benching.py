@@ -90,10 +90,10 @@ class Bench:
 
 def bench(
     factories: str | Sequence[str] = (),
-    vs: Sequence[str] = ("eager", "inductor"),
+    vs: str | Sequence[str] = ("eager", "inductor"),
     *,
     train: bool = False,
-    dtypes: Sequence[str] = (),
+    dtypes: str | Sequence[str] = (),
     suite: str | None = None,
     seconds: float = 10.0,
     samples: int | None = None,

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from perfopt.bench_command import add_bench_command
+from perfopt.bench_command import INTERRUPTED, add_bench_command
 from perfopt.cache_commands import add_cache_command
 from perfopt.commands import add_commands
 from perfopt.device_commands import add_device_commands
@@ -50,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answer(args: argparse.Namespace) -> int:
-    """Run a command that answers with text; whatever goes wrong is one line and exit code 2."""
+    """Run a command that answers with text; whatever goes wrong is one line and exit code 2.
+
+    Ctrl-C is one line and exit code 130.
+    """
     if not args.traceback:
         logging.disable(logging.ERROR)  # torch's, about what the answer says in a line
     try:
@@ -66,6 +69,9 @@ def _answer(args: argparse.Namespace) -> int:
             message = str(error).strip().partition("\n")[0] or type(error).__name__
             print(f"perfopt {args.command}: {message}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"perfopt {args.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     finally:
         logging.disable(logging.NOTSET)
     sys.stdout.write(text)

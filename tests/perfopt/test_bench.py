@@ -6,13 +6,15 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import perfopt
-from perfopt import bench_text, benching, first_start
+from perfopt import bench_cases, bench_text, benching, first_start
+from perfopt.backends import torch_private
 from perfopt.bench_cases import cases
 from perfopt.bench_rows import Case, Mean, Measured, Row, Start, changes, geometric_means
 from perfopt.benching import Bench
@@ -153,7 +155,7 @@ def test_contenders_do_not_hear_of_each_other(name: str) -> None:
 
 
 def test_errors_that_tell_nothing_are_told() -> None:
-    (row,) = perfopt.bench(f"{OTHERS}:drawing", ["eager"], samples=7, cold=False).rows
+    (row,) = perfopt.bench(f"{OTHERS}:drawing", "eager", samples=7, cold=False).rows
     assert "random numbers" in row.note
     (row,) = perfopt.bench(f"{OTHERS}:single", ["eager"], samples=7, cold=False).rows
     assert "distances from eager" in row.note and "float64" in row.note
@@ -192,6 +194,27 @@ def test_interrupted_runs_keep_what_was_finished(
     assert "interrupted" in text
     table = json.loads(file.read_text())
     assert table["interrupted"] and len(table["rows"]) == 1
+
+
+def test_ctrl_c_before_any_row_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_cases, "cases", interrupted)
+    assert main(["bench", MODEL]) == 130
+    assert capsys.readouterr().err == "perfopt bench: interrupted\n"
+
+
+def test_stages_of_rivals_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = SimpleNamespace(
+        entire_frame_compile_time_s=5.0, backend_compile_time_s=4.0, inductor_compile_time_s=3.0
+    )
+    backward = SimpleNamespace(inductor_compile_time_s=2.0, backend_compile_time_s=None)
+    monkeypatch.setattr(torch_private, "get_compilation_metrics", lambda: [forward, backward])
+    found = torch_private.compile_seconds()
+    assert found == {"dynamo": 1.0, "autograd": 1.0, "inductor": 5.0}
 
 
 def row(ours: float, eager: float = 1.0, title: str = "model", base: str = "eager") -> Row:
