@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from torch import fx
 
-from perfopt.cost_model.traffic import is_view, memory, mutates, value_bytes
+from perfopt.cost_model.traffic import held_bytes, is_view, made, memory, mutates
 
 # Bytes of state per byte of parameter, and of what the step itself holds besides.
 OPTIMIZERS = {"none": (0.0, 0.0), "sgd": (0.0, 0.0), "momentum": (1.0, 0.0), "adamw": (2.0, 1.0)}
@@ -81,10 +81,10 @@ class _Walk:
             dying.setdefault(number, []).append(place)
         for number, node in enumerate(order):
             if not is_view(node) and not mutates(node):
-                for place, size in _made(node):
+                for place, size in made(node):
                     self.add(place, kinds.get(place, "other"), size)
                 self.look(node.name)
-                for place, _ in _made(node):
+                for place, _ in made(node):
                     if place not in last and place not in stays:
                         self.drop(place)
             for place in dying.get(number, ()):
@@ -113,13 +113,13 @@ def memory_of(
     outputs = _results(forward)
     own = outputs[:results] if backward is not None else outputs
     kept = outputs[results:] if backward is not None else []
-    weights = sum(_held(n) for n in inputs if n.name in parameters)
+    weights = sum(held_bytes(n) for n in inputs if n.name in parameters)
     state, step = OPTIMIZERS[optimizer]
     walk = _Walk({"optimizer": int(state * weights)})
     for node in inputs:
         name = node.name
         kind = "parameters" if name in parameters else "buffers" if name in buffers else "inputs"
-        walk.add(memory(node), kind, _held(node))
+        walk.add(memory(node), kind, held_bytes(node))
     walk.look("forward entry")
     kinds = {memory(node): "kept" for node in kept} | {memory(node): "results" for node in own}
     stays = set(kinds) | {memory(node) for node in inputs}
@@ -150,7 +150,7 @@ def _backward(
         if source is not None and memory(source) in moved:
             walk.held[memory(node)] = ("kept", 0)  # another view of it
         elif source is None or memory(source) not in walk.held:
-            walk.add(memory(node), "inputs", _held(node))  # gradients from above
+            walk.add(memory(node), "inputs", held_bytes(node))  # gradients from above
         elif memory(source) not in stays:
             walk.held[memory(node)] = walk.held.pop(memory(source))
             moved.add(memory(source))
@@ -176,7 +176,7 @@ def _modules(kept: Sequence[fx.Node], inputs: Collection[Place]) -> dict[str, in
             continue
         seen.add(place)
         name = module_of(place)
-        found[name] = found.get(name, 0) + _held(node)
+        found[name] = found.get(name, 0) + held_bytes(node)
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -192,18 +192,3 @@ def module_of(place: Place) -> str:
     path = str(list(stack.values())[-1][0])
     path = path.replace("._modules['", ".").replace("['", ".").replace("']", "")
     return _ROOT.sub("", path).strip(".") or _OUTSIDE
-
-
-def _made(node: fx.Node) -> list[tuple[Place, int]]:
-    value = node.meta.get("val")
-    if isinstance(value, (tuple, list)):
-        return [((node, k), value_bytes(each)) for k, each in enumerate(value)]
-    return [((node, 0), value_bytes(value))]
-
-
-def _held(node: fx.Node) -> int:
-    maker, number = memory(node)
-    value = maker.meta.get("val")
-    if isinstance(value, (tuple, list)) and number < len(value):
-        value = value[number]
-    return value_bytes(value)

@@ -144,6 +144,23 @@ def memory(node: fx.Node) -> tuple[fx.Node, int]:
     return node, 0
 
 
+def made(node: fx.Node) -> list[tuple[tuple[fx.Node, int], int]]:
+    """The places of memory that a computing node makes, named as by `memory`, with their bytes."""
+    value = node.meta.get("val")
+    if isinstance(value, (tuple, list)):
+        return [((node, k), value_bytes(each)) for k, each in enumerate(value)]
+    return [((node, 0), value_bytes(value))]
+
+
+def held_bytes(node: fx.Node) -> int:
+    """The bytes of the memory that the node's value lies in."""
+    maker, number = memory(node)
+    value = maker.meta.get("val")
+    if isinstance(value, (tuple, list)) and number < len(value):
+        value = value[number]
+    return value_bytes(value)
+
+
 def users_through_views(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes (the output included) that read the node's memory, views walked forward."""
     for user in node.users:

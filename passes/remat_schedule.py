@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from perfopt.backends.lowering import KNOWN
-from perfopt.cost_model.traffic import is_view, memory, value_bytes
+from perfopt.cost_model.traffic import held_bytes, is_view, made, memory
 from perfopt.passes.dce import is_pure
 
 RESULTS = "perfopt_forward_results"  # of the output's `meta`: how many results are the forward's
@@ -173,7 +173,7 @@ class Simulator:
         self.parts = parts
         self.kernels = kernels
         self._own = set(parts.forward)
-        self._inputs = sum({_place(n): _held(n) for n in parts.primals}.values())
+        self._inputs = sum({_place(n): held_bytes(n) for n in parts.primals}.values())
         self._results = {_place(node) for node in parts.results}
         self._gradients = {_place(node) for node in parts.gradients}
         self._order = {node: k for k, node in enumerate(parts.forward)}
@@ -186,8 +186,8 @@ class Simulator:
         lasting = places | self._results
         events = _Alive(self._inputs)
         events.walk(forward, before, lasting, set(lasting) if self.kernels else None)
-        at_end = {_place(n): _held(n) for n in (*self.parts.results, *kept)}
-        tangents = {_place(n): _held(n) for n in self.parts.tangents}
+        at_end = {_place(n): held_bytes(n) for n in (*self.parts.results, *kept)}
+        tangents = {_place(n): held_bytes(n) for n in self.parts.tangents}
         events.now += sum(tangents.values())
         stays = before | self._results | self._gradients
         resident = before | set(at_end) | set(tangents)
@@ -196,7 +196,7 @@ class Simulator:
         }
         events.walk(sequence, resident, stays, stays if self.kernels else None, owned)
         return Schedule(
-            events.peak, events.at, sum(_held(n) for n in kept), tuple(recomputed),
+            events.peak, events.at, sum(held_bytes(n) for n in kept), tuple(recomputed),
             tuple(events.alive),
         )  # fmt: skip
 
@@ -282,13 +282,13 @@ class _Alive:
             self.now -= sizes.pop(place)  # nobody reads it
         for position, node in enumerate(sequence):
             if not is_view(node) and node not in inlined:
-                for place, size in _made(node):
+                for place, size in made(node):
                     if place not in resident:
                         sizes[place] = size
                         self.now += size
                 if self.now > self.peak:
                     self.peak, self.at = self.now, node.name
-                for place, _ in _made(node):
+                for place, _ in made(node):
                     if place not in last and place not in lasting:
                         self.now -= sizes.pop(place, 0)
             for place in dying.get(position, ()):
@@ -308,18 +308,3 @@ def _users(node: fx.Node, present: set[fx.Node]) -> list[fx.Node]:
 
 def _place(node: fx.Node) -> Place:
     return memory(node)
-
-
-def _made(node: fx.Node) -> list[tuple[Place, int]]:
-    value = node.meta.get("val")
-    if isinstance(value, (tuple, list)):
-        return [((node, k), value_bytes(each)) for k, each in enumerate(value)]
-    return [((node, 0), value_bytes(value))]
-
-
-def _held(node: fx.Node) -> int:
-    maker, number = memory(node)
-    value = maker.meta.get("val")
-    if isinstance(value, (tuple, list)) and number < len(value):
-        value = value[number]
-    return value_bytes(value)
