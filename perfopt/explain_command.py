@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfopt.cost_model.memory import OPTIMIZERS
 from perfopt.factory import FactoryError, Made
 
 Answer = tuple[str, int]
@@ -36,8 +36,8 @@ def add(commands: Any) -> None:
     model.add_argument("--dtype", default="bf16", help="of weights, with --hf: bf16, fp16 or fp32")
     model.add_argument("--train", action="store_true", help="explain the backward pass too")
     model.add_argument(
-        "--optimizer", choices=sorted(OPTIMIZERS), default="none",
-        help="whose state and step count as memory, with --train",
+        "--optimizer", default="none", metavar="NAME",
+        help="whose state and step count as memory: sgd, momentum or adamw (default none)",
     )  # fmt: skip
     what = parser.add_argument_group("what for")
     what.add_argument(
@@ -68,8 +68,15 @@ def add(commands: Any) -> None:
 
 
 def _explain(args: argparse.Namespace) -> Answer:
+    from perfopt.cost_model.memory import OPTIMIZERS
     from perfopt.explanation import Explanation, explain_made
 
+    if args.optimizer not in OPTIMIZERS:
+        near = difflib.get_close_matches(args.optimizer, OPTIMIZERS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"unknown optimizer {args.optimizer!r}{hint} Allowed: {', '.join(OPTIMIZERS)}"
+        )
     make, name = _model(args)
     options = _options(args.set)
     sides = [(device, options) for device in args.device or ["cpu"]]

@@ -82,6 +82,7 @@ def test_a_page_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         ([], "give either FILE.py:FACTORY or --hf"),
         ([MODEL, "--hf", "config.json"], "give either"),
         ([MODEL, "--diff"], "--diff compares two"),
+        ([MODEL, "--optimizer", "adam"], "unknown optimizer 'adam'; did you mean 'adamw'"),
         ([MODEL, "--set", "mode"], "'mode' is not of the form KEY=VALUE"),
         ([MODEL, "--set", "pipelin=x"], "did you mean 'pipeline'"),
         ([MODEL, "--device", "h1000"], "h100"),
