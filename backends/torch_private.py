@@ -31,11 +31,12 @@ from torch._guards import CompileContext, TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.printers import PythonPrinter
 
-__all__ = ["get_decompositions", "tree_flatten", "tree_map"]
+__all__ = ["TorchDispatchMode", "get_decompositions", "tree_flatten", "tree_leaves", "tree_map"]
 
 Compiled = Callable[..., Any]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Compiled]

@@ -174,6 +174,29 @@ def _liger(path: Path, rows: Sequence[Row], skipped: list[Skipped]) -> Iterator[
             yield Table(
                 "liger", device, family, "stream", {"kernels": kernels, "bytes": moved}, seconds
             )
+        if peaks := [row for row in members if row.get("metric_name") == "memory"]:
+            yield _peaks(device, peaks)
+
+
+def _peaks(device: Device, rows: Sequence[Row]) -> Table:
+    """Peak memory: the table's "seconds" are bytes, `kind` "memory" says so."""
+    try:
+        columns: dict[str, Any] = {
+            "kernel": np.array([row["kernel_name"] for row in rows]),
+            "provider": np.array([row["kernel_provider"] for row in rows]),
+            "mode": np.array([row["kernel_operation_mode"] for row in rows]),
+            "value": numbers(rows, "x_value"),
+        }
+        configs = np.empty(len(rows), dtype=object)
+        configs[:] = [json.loads(row["extra_benchmark_config_str"]) for row in rows]
+    except KeyError as error:
+        raise TableError(f"has no column {error}") from None
+    except ValueError as error:
+        raise TableError(f"cannot be understood: {error}") from None
+    columns["config"] = configs
+    return Table(
+        "liger", device, "peak_memory", "memory", columns, numbers(rows, "y_value_50", 2.0**20)
+    )
 
 
 def _moved(row: Row) -> tuple[float, float] | None:

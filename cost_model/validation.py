@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -173,31 +174,38 @@ PREDICTORS: dict[str, Predictor] = {
     "stream": streams,
 }
 # Kinds whose predictions have the source's calls in them already.
-_WHOLE = ("model", "node", "images", "training")
+_WHOLE = ("model", "node", "images", "training", "memory")
+_NONE: Mapping[str, Predictor] = MappingProxyType({})
 
 
-def predicted(table: Table, fit: Constants | None = None) -> Array:
+def predicted(
+    table: Table, fit: Constants | None = None, more: Mapping[str, Predictor] = _NONE
+) -> Array:
     """Predicted seconds of each row, as the table's source measures; NaN where there are none.
 
-    `fit` replaces the constants of the table's operation.
+    `fit` replaces the constants of the table's operation. `more` predicts kinds of tables that
+    `PREDICTORS` does not: peak bytes of programs take PyTorch to simulate, which is above here.
     """
     added = (
         0.0 if table.kind in _WHOLE else harness(table.source, table.device.vendor)["call_seconds"]
     )
-    return np.asarray(PREDICTORS[table.kind](table, fit) + added)
+    return np.asarray({**PREDICTORS, **more}[table.kind](table, fit) + added)
 
 
-def scores(measured: Iterable[Table]) -> list[Score]:
+def scores(measured: Iterable[Table], more: Mapping[str, Predictor] = _NONE) -> list[Score]:
     """The errors of all tables, by source, device, family and size class, "all" first.
 
-    A family with a part behind "/" counts under its first part too.
+    A family with a part behind "/" counts under its first part too. Tables of peak memory have no
+    size classes but "all". `more` is as for `predicted`.
     """
     errors: dict[tuple[str, str, str], list[tuple[Array, NDArray[np.str_]]]] = {}
     for table in measured:
-        guess = predicted(table)
+        guess = predicted(table, more=more)
         known = np.isfinite(guess) & (table.seconds > 0)
         error = np.abs(guess[known] / table.seconds[known] - 1) * 100
         classes = np.array(SIZES)[np.searchsorted(_EDGES, guess[known], side="right")]
+        if table.kind == "memory":
+            classes = np.full(classes.shape, "")
         whole = table.family.partition("/")[0]
         for family in dict.fromkeys((table.family, whole)):
             key = (table.source, table.device.name, family)

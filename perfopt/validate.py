@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from perfopt.cost_model.estimate import Array
     from perfopt.cost_model.tables import Skipped, Table
-    from perfopt.cost_model.validation import Score
+    from perfopt.cost_model.validation import Predictor, Score
 
 Answer = tuple[str, int]
 _MARK = "<!-- scoreboard: written by perfopt validate --update -->"
@@ -55,7 +58,7 @@ def _validate(args: argparse.Namespace) -> Answer:
         found = [table for table in found if table.source == args.source]
         if not found:
             raise TableError(f"no source {args.source!r}; there are: {', '.join(known) or 'none'}")
-    results = scores(found)
+    results = scores(found, {"memory": _peaks(skipped)})
     text = json.dumps(as_rows(results), indent=1) + "\n"
     if args.update and results:
         _update(results)
@@ -65,6 +68,21 @@ def _validate(args: argparse.Namespace) -> Answer:
         Path(args.json).write_text(text, encoding="utf-8")
     lines = [*_shown(results), "", *_summary(found, results, skipped)]
     return "\n".join(lines) + "\n", 0 if results else 2
+
+
+def _peaks(skipped: list[Skipped]) -> Predictor:
+    """The predictor of peak memory; it enters the programs that it does not know as skipped."""
+    from perfopt.cost_model.tables import Skipped
+    from perfopt.liger_memory import peaks
+
+    def predict(table: Table, fit: object) -> Array:
+        found = peaks(table)
+        if left := int(np.isnan(found).sum()):
+            reason = f"{table.device.name}: programs whose memory is not known"
+            skipped.append(Skipped("liger/all_benchmark_data.csv", reason, left))
+        return found
+
+    return predict
 
 
 def measured(where: str, skipped: list[Skipped]) -> list[Table]:
