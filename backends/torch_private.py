@@ -276,7 +276,11 @@ def fake_tensors() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
                     held[name] = moved[id(value)][1]
         return module
 
-    with mode, mock.patch.object(torch.nn.Module, "_apply", apply):
+    # It draws again until the values please it, and these have none; torch skips meta tensors too.
+    unsampled = mock.patch.object(
+        torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **kwargs: tensor
+    )
+    with mode, mock.patch.object(torch.nn.Module, "_apply", apply), unsampled:
         yield partial(mode.from_tensor, static_shapes=True)
 
 

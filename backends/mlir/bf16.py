@@ -1,4 +1,4 @@
-"""Rounding f32 to bf16, to nearest even, as an MLIR function that is inlined."""
+"""Rounding f32 to the bits of bf16, to nearest even, as an MLIR function that is inlined."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def to_bf16(m: Maker, x: V, native: bool) -> V:
         f"({ty}) -> {m.type('bf16')}",
         "bf16",
     )
-    return m.unless(tiny, usual, lambda: _in_integers(m, x))
+    bits = m.emit_as(f"arith.bitcast {usual.name} : {m.type('bf16')} to {m.type('i16')}", "i16")
+    return m.unless(tiny, bits, lambda: _in_integers(m, x))
 
 
 def _in_integers(m: Maker, x: V) -> V:
@@ -39,6 +40,4 @@ def _in_integers(m: Maker, x: V) -> V:
     rounded = bits + ((high(bits) & m.integer(1, "i32")) + m.integer(0x7FFF, "i32"))
     ordered = x.equals_value(x)
     top = high(ordered.select(rounded, m.integer(0x7FC00000, "i32")))
-    short = m.emit_as(f"arith.trunci {top.name} : {i32} to {m.type('i16')}", "i16")
-    text = f"arith.bitcast {short.name} : {m.type('i16')} to {m.type('bf16')}"
-    return m.emit_as(text, "bf16")
+    return m.emit_as(f"arith.trunci {top.name} : {i32} to {m.type('i16')}", "i16")

@@ -20,7 +20,13 @@ def element(type: str) -> str:
 
 
 def in_memory(type: str) -> str:
-    """The MLIR type of an element in memory: truth values are bytes."""
+    """The MLIR type of an element in memory: truth values are bytes, bf16 is its bits.
+
+    As a type of its own bf16 is rounded by a call of the C library wherever LLVM merges two values
+    on processors without AVX512-BF16, and there is no such call.
+    """
+    if type == "bf16":
+        return "i16"
     return "i8" if type in UNSIGNED else type
 
 
@@ -266,6 +272,11 @@ class Block:
 
     def widened(self, raw: str, memory: str, vector: bool) -> str:
         """An element as memory holds it, as the value that is computed with."""
+        if memory == "bf16":
+            before, i32 = self.type("i16", vector), self.type("i32", vector)
+            wide = self.emit(f"arith.extui {raw} : {before} to {i32}")
+            high = self.emit(f"arith.shli {wide}, {self.constant(16, 'i32', vector)} : {i32}")
+            return self.emit(f"arith.bitcast {high} : {i32} to {self.type('f32', vector)}")
         if memory in HALF:
             before, after = self.type(memory, vector), self.type("f32", vector)
             return self.emit(f"arith.extf {raw} : {before} to {after}")
@@ -287,7 +298,7 @@ class Block:
         self.names.functions.add((TO_BF16, before))
         return self.emit(
             f"func.call @{function_name(TO_BF16, before)}({value}) : "
-            f"({before}) -> {self.type('bf16', vector)}"
+            f"({before}) -> {self.type('i16', vector)}"
         )
 
     def _to_integer(self, x: str, source: str, type: str, vector: bool) -> str:
