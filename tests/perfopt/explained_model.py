@@ -67,4 +67,23 @@ def mismatched() -> tuple[nn.Module, tuple[Any, ...]]:
     return nn.Linear(3, 4), (torch.randn(5, 6),)
 
 
+class Learning(nn.Module):
+    """A layer that sets a value of its own in its first run, which captures it once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.kind: str | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind is None:
+            self.kind = "relu"
+        return self.layer(x).relu().sum()
+
+
+def learning() -> tuple[nn.Module, tuple[Any, ...]]:
+    """The model and a batch."""
+    return Learning(), (torch.randn(32, 64),)
+
+
 NOT_CALLABLE = 3

@@ -62,6 +62,14 @@ def test_measured_times_stand_beside_predicted_ones(capsys: pytest.CaptureFixtur
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_model_that_is_captured_twice_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    model = f"{explained_model.__file__}:learning"
+    assert main(["explain", model, "--train", "--measure", "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    pieces = [piece for graph in table["graphs"] for piece in graph["pieces"]]
+    assert pieces and all(piece["measured"] > 0 for piece in pieces)
+
+
 def test_options_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
     table = json.loads(
         shown(capsys, "--set", "mode=aten", "--set", "exact_rounding=True", "--json")
