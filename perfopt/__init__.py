@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from perfopt.api import compile, disable
     from perfopt.bench_rows import BenchError
     from perfopt.benching import Bench, bench
-    from perfopt.explanation import Explanation, explain
+    from perfopt.explanation import Explanation, explain, explain_each
     from perfopt.options import OptionError, Options
     from perfopt.reports import report
 
 __all__ = [
     "Bench", "BenchError", "Explanation", "OptionError", "Options", "bench", "compile", "disable",
-    "explain", "report",
+    "explain", "explain_each", "report",
 ]  # fmt: skip
 
 _HOMES = {
@@ -28,6 +28,7 @@ _HOMES = {
     "compile": "perfopt.api",
     "disable": "perfopt.api",
     "explain": "perfopt.explanation",
+    "explain_each": "perfopt.explanation",
     "report": "perfopt.reports",
 }
 

@@ -59,20 +59,27 @@ class Capture:
     breaks: tuple[GraphBreak, ...]
 
 
-def capture(make: Callable[[], Made], train: bool, device: Device, options: Options) -> Capture:
-    """Plan the compilation of what `make` gives: a callable, its arguments and its keywords.
+def capture(
+    make: Callable[[], Made], train: bool, devices: Sequence[Device], options: Options
+) -> list[Capture]:
+    """Plan the compilation of what `make` gives, for each device, tracing it once for all.
 
-    `make` is called where tensors have no memory; real ones that it gives count as such. With
-    `train` the backward graphs are planned too. Raises `CaptureError`; what `make` raises passes.
+    `make` gives a callable, its arguments and its keywords. It is called where tensors have no
+    memory; real ones that it gives count as such. With `train` the backward graphs are planned too.
+    Raises `CaptureError`; what `make` raises passes.
     """
     check_pipeline(options)
-    jobs: list[Compilation] = []
+    jobs: list[list[Compilation]] = []  # one list for each of Dynamo's graphs
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         owner, code, root = calling_backend()
-        job = Compilation(compile_id(), options, owner, code, device=device, plans=[])
-        jobs.append(job)
-        return run_stages(job, gm, inputs, options.mode != "aten" and not is_disabled(root))
+        number = compile_id()
+        jobs.append(
+            [Compilation(number, options, owner, code, device=each, plans=[]) for each in devices]
+        )
+        first, *others = jobs[-1]
+        generate = options.mode != "aten" and not is_disabled(root)
+        return run_stages(first, gm, inputs, generate, others)
 
     with fake_tensors() as fake:
         with _OnCpu():
@@ -94,10 +101,10 @@ def capture(make: Callable[[], Made], train: bool, device: Device, options: Opti
             except Exception as error:
                 raise _plainer(error, lambda: function(*args, **kwargs)) from error
     reasons = tuple(_break(*each) for each in breaks)
-    if not any(job.plans for job in jobs):
+    if not any(group[0].plans for group in jobs):
         why = f": {reasons[0].reason}" if reasons else ""
         raise CaptureError(f"nothing was captured: torch.compile leaves this to eager{why}")
-    return Capture(tuple(jobs), reasons)
+    return [Capture(tuple(each), reasons) for each in zip(*jobs, strict=True)]
 
 
 def _made(make: Callable[[], Made], fake: Callable[[Tensor], Tensor]) -> Made:

@@ -43,7 +43,7 @@ from perfopt.budgets import split_within
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.disabling import is_disabled, mark_disabled
 from perfopt.options import Options
-from perfopt.passes.base import Level
+from perfopt.passes.base import Level, copy_graph
 from perfopt.passes.remat import PLAN
 from perfopt.passes.remat_schedule import RESULTS
 from perfopt.pipelines import pipeline_of, run_passes
@@ -92,10 +92,19 @@ def _without_collecting() -> Iterator[None]:
 
 @_without_collecting()
 def run_stages(
-    job: Compilation, gm: fx.GraphModule, example_inputs: Sequence[Any], generate: bool
+    job: Compilation,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    generate: bool,
+    others: Sequence[Compilation] = (),
 ) -> Callable[..., Any]:
-    """The stages of one compilation, with generated kernels or by ATen alone."""
-    job.inputs = _kinds(gm, example_inputs)
+    """The stages of one compilation, with generated kernels or by ATen alone.
+
+    `others` are planned as well, for their devices: traced once, they take what comes after the
+    trace for themselves. Passes on Dynamo's graph come before, and are those of `job`.
+    """
+    for each in (job, *others):
+        each.inputs = _kinds(gm, example_inputs)
     start = time.perf_counter()
     gm = run_passes(job, Level.PRE, gm) if generate else gm
     compiled = compile_joint(
@@ -103,8 +112,8 @@ def run_stages(
         example_inputs,
         forward=partial(_part, job, "forward", generate),
         backward=partial(_part, job, "backward", generate),
-        inference=partial(_part, job, "inference", generate),
-        partition=partial(_partition, job, generate),
+        inference=partial(_inference, job, others, generate),
+        partition=partial(_partition_each, job, others, generate),
         decompositions=decompositions() if generate else {},
         donate=job.options.donate,
         both=job.plans is not None,
@@ -125,6 +134,34 @@ def _kinds(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[str, ...]
         else "inputs"
         for name, value in zip(names, example_inputs, strict=True)
     )  # fmt: skip
+
+
+def _inference(
+    job: Compilation,
+    others: Sequence[Compilation],
+    generate: bool,
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+) -> Callable[..., Any]:
+    for each in others:
+        _part(each, "inference", generate, gm, inputs)
+    return _part(job, "inference", generate, gm, inputs)
+
+
+def _partition_each(
+    job: Compilation,
+    others: Sequence[Compilation],
+    generate: bool,
+    joint: fx.GraphModule,
+    inputs: Any,
+    **given: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The halves of the joint graph for `job`; `others` part a copy each, and plan both halves."""
+    for each in others:
+        halves = _partition(each, generate, copy_graph(joint), inputs, **given)
+        for kind, half in zip(("forward", "backward"), halves, strict=True):
+            _part(each, kind, generate, half, ())
+    return _partition(job, generate, joint, inputs, **given)
 
 
 def _partition(

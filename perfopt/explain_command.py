@@ -6,6 +6,7 @@ import argparse
 import ast
 import difflib
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def add(commands: Any) -> None:
 
 def _explain(args: argparse.Namespace) -> Answer:
     from perfopt.cost_model.memory import OPTIMIZERS
-    from perfopt.explanation import Explanation, explain_made
+    from perfopt.explanation import Explanation, explain_made_each
 
     if args.optimizer not in OPTIMIZERS:
         near = difflib.get_close_matches(args.optimizer, OPTIMIZERS, n=1)
@@ -87,12 +88,12 @@ def _explain(args: argparse.Namespace) -> Answer:
     if args.diff and len(sides) != 2:
         raise ValueError("--diff compares two: two of --device, or one and --against KEY=VALUE")
     _refuse(args, len(sides))
-    found: list[Explanation] = [
-        explain_made(
-            make, name, args.train, device, given, args.passes, args.measure, args.optimizer
+    found: list[Explanation] = []
+    for given, group in groupby(sides, key=lambda side: side[1]):
+        devices = [device for device, _ in group]
+        found += explain_made_each(
+            make, name, args.train, devices, given, args.passes, args.measure, args.optimizer
         )
-        for device, given in sides
-    ]
     text = _text(args, found)
     if args.html:
         Path(args.html).write_text(found[0].to_html(args.kernels), encoding="utf-8")

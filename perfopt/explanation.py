@@ -113,6 +113,19 @@ def explain(
     return explain_made(lambda: (model, args, kwargs), name, train, device, options)
 
 
+def explain_each(
+    model: Callable[..., Any],
+    *args: Any,
+    devices: Sequence[str | Device],
+    train: bool = False,
+    options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> tuple[Explanation, ...]:
+    """`explain` for each of `devices`, in their order; the model is traced once for all of them."""
+    name = getattr(model, "__qualname__", type(model).__name__)
+    return explain_made_each(lambda: (model, args, kwargs), name, train, devices, options)
+
+
 def explain_made(
     make: Callable[[], Made],
     name: str,
@@ -129,25 +142,49 @@ def explain_made(
     the graph after each pass is kept as text. With `measured` the model is run as well, which needs
     memory and the device: only "cpu" so far, else `ValueError`.
     """
+    (found,) = explain_made_each(make, name, train, [device], options, passes, measured, optimizer)
+    return found
+
+
+def explain_made_each(
+    make: Callable[[], Made],
+    name: str,
+    train: bool = False,
+    devices: Sequence[str | Device] = ("cpu",),
+    options: Mapping[str, Any] | None = None,
+    passes: bool = False,
+    measured: bool = False,
+    optimizer: str = "none",
+) -> tuple[Explanation, ...]:
+    """`explain_made` for each of `devices`, in their order, from one trace of the model."""
     chosen = Options.from_user(options=options)
-    target = named(device) if isinstance(device, str) else device
-    if measured and device != "cpu":
-        raise ValueError(f"measuring needs the device: this machine is 'cpu', not {target.name!r}")
-    captured = capture(make, train, target, chosen)
-    parts = tuple(_parts(captured.jobs, CostModel(target)))
-    if measured:
-        parts = _measured(parts, measure(make, train, chosen))
-    return Explanation(
-        name,
-        target,
-        train,
-        MappingProxyType(_changed(chosen)),
-        _versions(),
-        captured.breaks,
-        parts,
-        tuple(_passes(captured)) if passes else (),
-        _memory(captured.jobs, optimizer if train else "none"),
-    )
+    targets = [named(each) if isinstance(each, str) else each for each in devices]
+    for device, target in zip(devices, targets, strict=True):
+        if measured and device != "cpu":
+            raise ValueError(
+                f"measuring needs the device: this machine is 'cpu', not {target.name!r}"
+            )
+    seconds = None
+    found = []
+    for target, captured in zip(targets, capture(make, train, targets, chosen), strict=True):
+        parts = tuple(_parts(captured.jobs, CostModel(target)))
+        if measured:
+            seconds = measure(make, train, chosen) if seconds is None else seconds
+            parts = _measured(parts, seconds)
+        found.append(
+            Explanation(
+                name,
+                target,
+                train,
+                MappingProxyType(_changed(chosen)),
+                _versions(),
+                captured.breaks,
+                parts,
+                tuple(_passes(captured)) if passes else (),
+                _memory(captured.jobs, optimizer if train else "none"),
+            )
+        )
+    return tuple(found)
 
 
 def _memory(jobs: Sequence[Compilation], optimizer: str = "none") -> MemoryReport | None:

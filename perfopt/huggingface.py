@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import json
@@ -57,13 +58,7 @@ def from_config(
 
     def make() -> Made:
         with _uninitialised():
-            model = _model(config, table).to(DTYPES[dtype])
-        model.config.use_cache = False
-        if (
-            model.config.is_encoder_decoder
-            and getattr(model.config, "decoder_start_token_id", None) is None
-        ):
-            model.config.decoder_start_token_id = 0
+            model = _model(_stateless(config), table).to(DTYPES[dtype])
         model.train(train)
         inputs = _inputs(model, batch, length, DTYPES[dtype])
         labels = _labels(model, batch, length, inputs) if train else {}
@@ -103,6 +98,16 @@ def _config(table: dict[str, Any], path: str) -> Any:
         return AutoConfig.for_model(kind, **{k: v for k, v in table.items() if k != "model_type"})
     except Exception as error:
         raise FactoryError(f"--hf {path}: {type(error).__name__}: {error}") from error
+
+
+def _stateless(config: Any) -> Any:
+    """A copy for a model of one step: it keeps no keys and values for a next one."""
+    made = copy.deepcopy(config)  # models change theirs
+    for each in {id(part): part for part in (made, made.get_text_config())}.values():
+        each.use_cache = False
+    if made.is_encoder_decoder and getattr(made, "decoder_start_token_id", None) is None:
+        made.decoder_start_token_id = 0
+    return made
 
 
 def _uninitialised() -> AbstractContextManager[Any]:

@@ -95,7 +95,7 @@ def planned() -> Iterator[list[Planned]]:
 def frontier_of(module: nn.Module, x: Tensor, budget: float = 1.0) -> Planned:
     with planned() as plans:
         options = Options(memory_budget=budget)
-        capture(lambda: (module, (x,), {}), True, device_named("h100"), options)
+        capture(lambda: (module, (x,), {}), True, [device_named("h100")], options)
     (plan,) = plans
     return plan
 

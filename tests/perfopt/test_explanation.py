@@ -23,7 +23,8 @@ from perfopt.cost_model.decision import Verdict
 from perfopt.cost_model.device import UnknownDeviceError
 from perfopt.explained_json import SCHEMA
 from perfopt.explained_text import count_text, seconds_text
-from perfopt.explanation import explain_made
+from perfopt.explanation import explain_made, explain_made_each
+from perfopt.factory import Made
 from tests.perfopt import explained_model
 from tests.source_tree import ROOT
 
@@ -252,6 +253,31 @@ def test_graph_breaks_have_a_reason_and_a_line() -> None:
     assert "graph_break" in found.reason and "User-inserted" in found.explanation
     assert found.source == "explained_model.py:26"
     assert {part.number for part in explanation.graphs} == {0, 1}
+
+
+@pytest.mark.parametrize("options", [None, {"memory_budget": 0.7}, {"mode": "aten"}])
+def test_several_devices_take_one_trace(options: dict[str, Any] | None) -> None:
+    devices = ["h100", "mi300x", "l4", "cpu"]
+    called = []
+
+    def make() -> Made:
+        called.append(1)
+        return (*explained_model.make(), {})
+
+    together = explain_made_each(make, "m", True, devices, options, passes=True)
+    assert len(called) == 1 and len(together) == 4
+    for name, found in zip(devices, together, strict=True):
+        alone = explain_made(make, "m", True, name, options, passes=True)
+        assert found == alone and found.to_json() == alone.to_json()
+
+
+def test_several_devices_take_one_trace_around_a_graph_break() -> None:
+    model, args, kwargs = explained_model.broken()
+    for train in (False, True):
+        devices = ["h100", "a100"]
+        for each in perfopt.explain_each(model, *args, devices=devices, train=train, **kwargs):
+            alone = perfopt.explain(model, *args, train=train, device=each.device, **kwargs)
+            assert len(each.graph_breaks) == 1 and each == alone
 
 
 def test_models_need_no_memory() -> None:

@@ -47,6 +47,15 @@ def test_models_are_explained_from_their_configuration(
     assert found.cost.seconds > 0 and found.regions
 
 
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_one_factory_gives_the_same_model_again(kind: str, tmp_path: Path) -> None:
+    make = from_config(written(tmp_path, kind), batch=2, length=16)
+    first, second = (explain_made(make, kind, device="h100") for _ in range(2))
+    assert first == second
+    model, *_ = make()
+    assert not model.config.use_cache and not model.config.get_text_config(True).use_cache
+
+
 def test_twice_the_batch_is_twice_the_products(tmp_path: Path) -> None:
     path = written(tmp_path, "llama")
     one, two = (
