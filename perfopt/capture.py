@@ -22,6 +22,7 @@ from perfopt.backends.torch_private import (
     fake_parameters,
     fake_tensors,
     graph_breaks,
+    tree_leaves,
     tree_map,
 )
 from perfopt.compiler import run_stages
@@ -30,6 +31,7 @@ from perfopt.disabling import is_disabled
 from perfopt.options import Options
 from perfopt.pipelines import check_pipeline
 from perfopt.records import Compilation
+from perfopt.workload import Workload, workload_of
 
 _VALUELESS = ("DataDependentOutputException", "GuardOnDataDependentSymNode")
 _GPU = re.compile(r"(cuda|xpu|mps)(:\d+)?")
@@ -53,10 +55,14 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class Capture:
-    """A model's compilations, planned only, in the order in which Dynamo found them."""
+    """A model's compilations, planned only, in the order in which Dynamo found them.
+
+    `workload` is what its inputs are by their shapes.
+    """
 
     jobs: tuple[Compilation, ...]
     breaks: tuple[GraphBreak, ...]
+    workload: Workload | None
 
 
 def capture(
@@ -104,7 +110,8 @@ def capture(
     if not any(group[0].plans for group in jobs):
         why = f": {reasons[0].reason}" if reasons else ""
         raise CaptureError(f"nothing was captured: torch.compile leaves this to eager{why}")
-    return [Capture(tuple(each), reasons) for each in zip(*jobs, strict=True)]
+    workload = workload_of(tree_leaves((args, kwargs)))
+    return [Capture(tuple(each), reasons, workload) for each in zip(*jobs, strict=True)]
 
 
 def _made(make: Callable[[], Made], fake: Callable[[Tensor], Tensor]) -> Made:

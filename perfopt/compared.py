@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.explained import Explained
-from perfopt.explained_text import WIDTH, count_text, seconds_text
+from perfopt.explained_text import WIDTH, count_text, rate_text, seconds_text
 
 MOST = 12  # lines of the user's code, and decisions, in which two explanations differ most
 
@@ -47,6 +47,8 @@ def _figures(explanations: Sequence[Explained]) -> Iterator[tuple[str, list[str]
         "of the first",
         [f"{each.cost.seconds / base:.2f}x" if base else "" for each in explanations],
     )
+    if all(each.rate is not None for each in explanations):
+        yield "rate", [rate_text(each) for each in explanations]
     yield "no passes", [seconds_text(each.before.seconds) for each in explanations]
     yield "MFU", [f"{100 * each.cost.mfu:.1f}%" for each in explanations]
     yield "bound by", [next(iter(each.bounds), "nothing") for each in explanations]
@@ -54,7 +56,7 @@ def _figures(explanations: Sequence[Explained]) -> Iterator[tuple[str, list[str]
     yield "of", [count_text(each.device.memory_bytes, "B") for each in explanations]
     yield (
         "fits",
-        ["yes" if each.peak_bytes <= each.device.memory_bytes else "no" for each in explanations],
+        [{True: "yes", False: "no", None: "unknown"}[each.fit.fits] for each in explanations],
     )
     yield "moved", [count_text(each.cost.bytes, "B") for each in explanations]
     yield (

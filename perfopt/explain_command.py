@@ -40,6 +40,8 @@ def add(commands: Any) -> None:
         "--optimizer", default="none", metavar="NAME",
         help="whose state and step count as memory: sgd, momentum or adamw (default none)",
     )  # fmt: skip
+    model.add_argument("--tokens", type=int, metavar="N", help="that one step works through")
+    model.add_argument("--samples", type=int, metavar="N", help="the same, in samples")
     what = parser.add_argument_group("what for")
     what.add_argument(
         "--device", action="append", metavar="NAME",
@@ -71,6 +73,7 @@ def add(commands: Any) -> None:
 def _explain(args: argparse.Namespace) -> Answer:
     from perfopt.cost_model.memory import OPTIMIZERS
     from perfopt.explanation import Explanation, explain_made_each
+    from perfopt.workload import given
 
     if args.optimizer not in OPTIMIZERS:
         near = difflib.get_close_matches(args.optimizer, OPTIMIZERS, n=1)
@@ -78,6 +81,7 @@ def _explain(args: argparse.Namespace) -> Answer:
         raise ValueError(
             f"unknown optimizer {args.optimizer!r}{hint} Allowed: {', '.join(OPTIMIZERS)}"
         )
+    workload = given(args.tokens, args.samples)
     make, name = _model(args)
     options = _options(args.set)
     sides = [(device, options) for device in args.device or ["cpu"]]
@@ -89,10 +93,18 @@ def _explain(args: argparse.Namespace) -> Answer:
         raise ValueError("--diff compares two: two of --device, or one and --against KEY=VALUE")
     _refuse(args, len(sides))
     found: list[Explanation] = []
-    for given, group in groupby(sides, key=lambda side: side[1]):
+    for chosen, group in groupby(sides, key=lambda side: side[1]):
         devices = [device for device, _ in group]
         found += explain_made_each(
-            make, name, args.train, devices, given, args.passes, args.measure, args.optimizer
+            make,
+            name,
+            args.train,
+            devices,
+            chosen,
+            args.passes,
+            args.measure,
+            args.optimizer,
+            workload,
         )
     text = _text(args, found)
     if args.html:

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from perfopt.capacity import Fit, fit_of
 from perfopt.capture import GraphBreak
 from perfopt.cost_model.cost import Bound, Cost
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.cost_model.device import Device
 from perfopt.cost_model.memory import MemoryReport
+from perfopt.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,9 @@ class Explained:
     """The data of an explanation; `perfopt.Explanation` adds its text and its JSON.
 
     `function` names what was explained, `options` those that are not at their defaults, `versions`
-    those of perfopt and torch. `memory` is that of the graph that needs most. `passes` are there
-    only where they were asked for.
+    those of perfopt and torch. `memory` is that of the graph that needs most, `besides` are bytes
+    that the others need at most. `workload` is what one step works through, where that is known.
+    `passes` are there only where they were asked for.
     """
 
     function: str
@@ -120,6 +123,8 @@ class Explained:
     graphs: tuple[Part, ...]
     passes: tuple[Ran, ...] = ()
     memory: MemoryReport | None = None
+    besides: int = 0
+    workload: Workload | None = None
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -174,6 +179,18 @@ class Explained:
         if self.memory is not None:
             return self.memory.peak
         return max((part.peak_bytes for part in self.graphs), default=0)
+
+    @property
+    def fit(self) -> Fit:
+        """Whether the step fits into the device's memory, and what holds it."""
+        return fit_of(self.memory, self.peak_bytes, self.device.memory_bytes, self.besides)
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens or samples per second, one step after the other; None where not known."""
+        if self.workload is None or not self.cost.seconds:
+            return None
+        return self.workload.count / self.cost.seconds
 
     @property
     def bounds(self) -> Mapping[Bound, float]:

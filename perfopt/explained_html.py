@@ -13,7 +13,7 @@ from typing import Any
 from perfopt import explained_json, plots
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.explained import Explained, Part, Piece, loses, weight
-from perfopt.explained_text import count_text, seconds_text
+from perfopt.explained_text import count_text, fit_text, rate_text, seconds_text
 
 MOST_ROWS = 400  # of the table, the most costly ones
 MOST_DECISIONS = 40  # of one line
@@ -80,26 +80,36 @@ class Card:
     name: str
     value: str
     note: str
+    number: float  # the figure itself, as the JSON has it
 
 
 def _cards(explained: Explained) -> Iterator[Card]:
     total, before = explained.cost, explained.before
     gain = f"{seconds_text(before.seconds)} without the passes" if before.seconds else ""
-    yield Card("predicted time", seconds_text(total.seconds), gain)
+    yield Card("predicted time", seconds_text(total.seconds), gain, total.seconds)
+    if explained.workload is not None and explained.rate is not None:
+        step = f"{explained.workload.count} {explained.workload.unit} a step"
+        yield Card("rate", rate_text(explained), step, explained.rate)
     yield Card(
         "memory at most", count_text(explained.peak_bytes, "B"),
-        f"of {count_text(explained.device.memory_bytes, 'B')}"
-        + ("" if explained.peak_bytes <= explained.device.memory_bytes else ": does not fit"),
+        f"of {count_text(explained.device.memory_bytes, 'B')}: {fit_text(explained.fit)}",
+        explained.peak_bytes,
     )  # fmt: skip
+    held = [f"{name} {count_text(size, 'B')}" for name, size in explained.fit.holds.items()]
+    if held:
+        yield Card("held most by", held[0], ", ".join(held[1:]), max(explained.fit.holds.values()))
     rate = total.flops / total.seconds if total.seconds else 0.0
     mfu = f"{count_text(rate, 'FLOP/s')}, MFU {100 * total.mfu:.1f}%"
-    yield Card("work", count_text(total.flops, "FLOP"), mfu)
+    yield Card("work", count_text(total.flops, "FLOP"), mfu, total.flops)
     moved = total.bytes / total.seconds if total.seconds else 0.0
-    yield Card("memory traffic", count_text(total.bytes, "B"), count_text(moved, "B/s"))
+    yield Card(
+        "memory traffic", count_text(total.bytes, "B"), count_text(moved, "B/s"), total.bytes
+    )
     kernels = sum(len(piece.kernels) for piece in explained.pieces)
     yield Card(
         "runs as", f"{kernels} kernels",
         f"of {len(explained.regions)} regions, and {len(explained.library_calls)} library calls",
+        kernels,
     )  # fmt: skip
 
 

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from perfopt.capacity import Fit
 from perfopt.capture import GraphBreak
 from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.cost_model.device import Device
 from perfopt.cost_model.memory import MemoryReport
 from perfopt.explained import Explained, Part, Piece, Ran
+from perfopt.workload import Workload
 
 SCHEMA = "perfopt.explain/1"
 
@@ -48,6 +50,8 @@ def loads(text: str) -> Explained:
         tuple(_read_part(each) for each in table["graphs"]),
         tuple(Ran(**each) for each in table.get("passes", ())),
         _read_memory(table.get("memory")),
+        table.get("fit", {}).get("besides", 0),
+        _read_workload(table.get("workload")),
     )
 
 
@@ -70,7 +74,10 @@ def _whole(explained: Explained) -> dict[str, Any]:
             "bounds": dict(explained.bounds),
             "mfu": explained.cost.mfu,
             "error": explained.error,
+            "rate": explained.rate,
         },
+        "workload": None if explained.workload is None else dataclasses.asdict(explained.workload),
+        "fit": _fit(explained.fit),
         "graph_breaks": [dataclasses.asdict(each) for each in explained.graph_breaks],
         "lines": [
             {
@@ -96,6 +103,17 @@ def _pairs(table: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a device that JSON has made lists of."""
     copies = tuple((bytes, rate) for bytes, rate in table.get("copies", ()))
     return {"aliases": tuple(table["aliases"]), "copies": copies}
+
+
+def _read_workload(table: dict[str, Any] | None) -> Workload | None:
+    return None if table is None else Workload(**table)
+
+
+def _fit(fit: Fit) -> dict[str, Any]:
+    return {
+        "fits": fit.fits, "capacity": fit.capacity, "peak": fit.peak, "margin": fit.margin,
+        "besides": fit.besides, "holds": dict(fit.holds),
+    }  # fmt: skip
 
 
 def _memory(found: MemoryReport | None) -> dict[str, Any] | None:

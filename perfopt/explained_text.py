@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from perfopt.capacity import Fit
 from perfopt.cost_model.cost import Cost
 from perfopt.cost_model.decision import Decision, Verdict
 from perfopt.cost_model.memory import MemoryReport
@@ -81,6 +82,9 @@ def _head(explained: Explained) -> list[str]:
     )
     gain = f", {seconds_text(before.seconds)} without the passes" if before.seconds else ""
     lines.append(f"  predicted  {seconds_text(total.seconds)}{gain}")
+    if explained.workload is not None and explained.rate is not None:
+        count, unit = explained.workload.count, explained.workload.unit
+        lines.append(f"  rate       {rate_text(explained)}, {count} {unit} a step")
     lines.append(f"  MFU        {_percent(total.mfu, 1.0)}")
     trust = explained.error
     lines.append(
@@ -100,22 +104,34 @@ def _head(explained: Explained) -> list[str]:
     lines.append(
         f"  work       {count_text(total.flops, 'FLOP')}, {count_text(total.bytes, 'B')} moved"
     )
-    fits = "" if explained.peak_bytes <= explained.device.memory_bytes else ", does not fit"
     lines.append(
         f"  memory     {count_text(explained.peak_bytes, 'B')} at most of "
-        f"{count_text(explained.device.memory_bytes, 'B')}{fits}"
+        f"{count_text(explained.device.memory_bytes, 'B')}: {fit_text(explained.fit)}"
     )
     if explained.memory is not None:
-        lines += _held(explained.memory)
+        lines += _held(explained.memory, explained.fit)
     return lines
 
 
-def _held(memory: MemoryReport) -> Iterator[str]:
+def rate_text(explained: Explained) -> str:
+    """Tokens or samples per second, as "5.48 K samples/s"; "" where not known."""
+    if explained.workload is None or explained.rate is None:
+        return ""
+    return count_text(explained.rate, f" {explained.workload.unit}/s").replace("  ", " ")
+
+
+def fit_text(fit: Fit) -> str:
+    """Whether a step fits, and how much is left or missing."""
+    if fit.fits is False:
+        return f"does not fit, {count_text(-fit.margin, 'B')} too much"
+    if fit.fits is None:
+        return f"fits or not, other graphs hold up to {count_text(fit.besides, 'B')}"
+    return f"fits, {count_text(fit.margin - fit.besides, 'B')} left"
+
+
+def _held(memory: MemoryReport, fit: Fit) -> Iterator[str]:
     """What holds the memory at its peak, and which modules keep most for the backward pass."""
-    kinds = ", ".join(
-        f"{kind} {count_text(size, 'B')}"
-        for kind, size in sorted(memory.kinds.items(), key=lambda item: -item[1])
-    )
+    kinds = ", ".join(f"{name} {count_text(size, 'B')}" for name, size in fit.holds.items())
     yield from _wrapped(f"{kinds}, at {memory.at}", "             ", "             ")
     kept = [(name, size) for name, size in memory.modules.items() if size][:MODULES]
     if kept:

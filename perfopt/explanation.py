@@ -39,6 +39,7 @@ from perfopt.passes.graph_text import graph_text
 from perfopt.passes.source import first_source_line, source_line
 from perfopt.pipelines import cost_model
 from perfopt.records import Compilation, Plan
+from perfopt.workload import Workload
 
 
 class Explanation(Explained):
@@ -135,14 +136,18 @@ def explain_made(
     passes: bool = False,
     measured: bool = False,
     optimizer: str = "none",
+    workload: Workload | None = None,
 ) -> Explanation:
     """The same for what `make` gives: a callable, its arguments and its keywords.
 
     `make` runs where tensors have no memory, so that models of any size can be built. With `passes`
     the graph after each pass is kept as text. With `measured` the model is run as well, which needs
-    memory and the device: only "cpu" so far, else `ValueError`.
+    memory and the device: only "cpu" so far, else `ValueError`. `workload` is what a step works
+    through; without it, what the shapes of the inputs say.
     """
-    (found,) = explain_made_each(make, name, train, [device], options, passes, measured, optimizer)
+    (found,) = explain_made_each(
+        make, name, train, [device], options, passes, measured, optimizer, workload
+    )
     return found
 
 
@@ -155,6 +160,7 @@ def explain_made_each(
     passes: bool = False,
     measured: bool = False,
     optimizer: str = "none",
+    workload: Workload | None = None,
 ) -> tuple[Explanation, ...]:
     """`explain_made` for each of `devices`, in their order, from one trace of the model."""
     chosen = Options.from_user(options=options)
@@ -181,14 +187,17 @@ def explain_made_each(
                 captured.breaks,
                 parts,
                 tuple(_passes(captured)) if passes else (),
-                _memory(captured.jobs, optimizer if train else "none"),
+                *_memory(captured.jobs, optimizer if train else "none"),
+                workload or captured.workload,
             )
         )
     return tuple(found)
 
 
-def _memory(jobs: Sequence[Compilation], optimizer: str = "none") -> MemoryReport | None:
-    """The memory of the graph that needs most, its backward graph with it."""
+def _memory(
+    jobs: Sequence[Compilation], optimizer: str = "none"
+) -> tuple[MemoryReport | None, int]:
+    """The memory of the graph that needs most, its backward graph with it; peaks of the others."""
     found = []
     for job in jobs:
         plans = {plan.kind: plan for plan in _plans(job)}
@@ -208,7 +217,8 @@ def _memory(jobs: Sequence[Compilation], optimizer: str = "none") -> MemoryRepor
             optimizer=optimizer,
         )
         found.append(report)
-    return max(found, key=lambda report: report.peak, default=None)
+    most = max(found, key=lambda report: report.peak, default=None)
+    return most, sum(report.peak for report in found if report is not most)
 
 
 def _plans(job: Compilation) -> Sequence[Plan]:
@@ -254,6 +264,7 @@ def explain_compiled(jobs: Sequence[Compilation], name: str) -> Explanation:
     options = jobs[0].options if jobs else Options()
     devices = [job.device for job in jobs if job.device is not None]  # GPUs
     cost = CostModel(devices[0]) if devices else cost_model(torch.get_num_threads())
+    memory, besides = _memory(jobs)
     return Explanation(
         name,
         cost.device,
@@ -262,7 +273,8 @@ def explain_compiled(jobs: Sequence[Compilation], name: str) -> Explanation:
         _versions(),
         (),
         tuple(_parts(jobs, cost)),
-        memory=_memory(jobs),
+        memory=memory,
+        besides=besides,
     )
 
 

@@ -70,6 +70,13 @@ def test_a_model_that_is_captured_twice_is_measured(capsys: pytest.CaptureFixtur
     assert pieces and all(piece["measured"] > 0 for piece in pieces)
 
 
+def test_what_a_step_works_through_can_be_said(capsys: pytest.CaptureFixture[str]) -> None:
+    table = json.loads(shown(capsys, "--device", "h100", "--tokens", "1000", "--json"))
+    assert table["workload"] == {"count": 1000, "unit": "tokens", "source": "as given"}
+    assert table["total"]["rate"] == 1000 / table["total"]["cost"]["seconds"]
+    assert "tokens/s, 1000 tokens a step" in shown(capsys, "--device", "h100", "--tokens", "1000")
+
+
 def test_options_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
     table = json.loads(
         shown(capsys, "--set", "mode=aten", "--set", "exact_rounding=True", "--json")
@@ -91,6 +98,8 @@ def test_a_page_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         ([MODEL, "--hf", "config.json"], "give either"),
         ([MODEL, "--diff"], "--diff compares two"),
         ([MODEL, "--optimizer", "adam"], "unknown optimizer 'adam'; did you mean 'adamw'"),
+        ([MODEL, "--tokens", "4", "--samples", "4"], "--tokens and --samples both"),
+        ([MODEL, "--tokens", "0"], "--tokens is 0, not a number from 1"),
         ([MODEL, "--set", "mode"], "'mode' is not of the form KEY=VALUE"),
         ([MODEL, "--set", "pipelin=x"], "did you mean 'pipeline'"),
         ([MODEL, "--device", "h1000"], "h100"),

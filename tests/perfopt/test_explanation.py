@@ -47,6 +47,13 @@ def test_totals_are_the_sums_of_their_parts(trained: perfopt.Explanation) -> Non
         assert sum(getattr(line.cost, name) for line in trained.lines) == pytest.approx(total)
     assert sum(trained.bounds.values()) == pytest.approx(trained.cost.seconds)
     assert sum(len(line.decisions) for line in trained.lines) == len(trained.decisions)
+    table = json.loads(trained.to_json())
+    fit, total = table["fit"], table["total"]
+    assert sum(fit["holds"].values()) == fit["peak"] == total["peak_bytes"] == trained.peak_bytes
+    assert fit["margin"] == fit["capacity"] - fit["peak"] and fit["fits"] is True
+    source = "the first dimension of the first input, [32, 64]"
+    assert table["workload"] == {"count": 32, "unit": "samples", "source": source}
+    assert total["rate"] == 32 / total["cost"]["seconds"]
     seconds = [piece.cost.seconds for piece in trained.regions]
     assert seconds == sorted(seconds, reverse=True)
 
@@ -89,7 +96,7 @@ def test_json_comes_back(trained: perfopt.Explanation) -> None:
 def test_every_key_of_the_schema_is_described(trained: perfopt.Explanation) -> None:
     described = set(re.findall(r"`(\w+)`", (ROOT / "docs/explain.md").read_text()))
     free = {"options", "versions", "values", "bounds", "peaks", "vector", "sources", "kinds",
-                "modules"}  # fmt: skip
+                "modules", "holds"}  # fmt: skip
 
     def keys(value: Any) -> set[str]:
         if isinstance(value, list):
@@ -139,12 +146,13 @@ Model, inference on H100-SXM5-80GB
   graphs     0 inference 25.4 us
   runs       2 regions as 2 kernels, 2 library calls
   predicted  25.4 us, 39.3 us without the passes
+  rate       161 M samples/s, 4096 samples a step
   MFU        4.6%
   error      6% on average, by docs/accuracy.md
   bound by   launch 61.0%, latency 39.0%
   work       93.1 MFLOP, 11.7 MB moved
-  memory     5.28 MB at most of 80.0 GB
-             other 4.19 MB, inputs 1.05 MB, parameters 39.0 KB, at region_1
+  memory     5.28 MB at most of 80.0 GB: fits, 80.0 GB left
+             workspace 4.19 MB, inputs 1.05 MB, parameters 39.0 KB, at region_1
 
 by line, most costly first                 time  share  bound     bytes     FLOP
 
@@ -175,13 +183,14 @@ Model, inference on A100-SXM4-80GB
   graphs     0 inference 11.2 us, 1 inference 9.21 us
   runs       2 regions as 2 kernels, 2 library calls
   predicted  20.4 us, 32.5 us without the passes
+  rate       1.56 M samples/s, 32 samples a step
   MFU        0.2%
   error      10% on average, by docs/accuracy.md
   bound by   launch 100.0%
   work       727 KFLOP, 130 KB moved
-  memory     74.8 KB at most of 80.0 GB
-             parameters 33.8 KB, results 16.4 KB, other 16.4 KB, inputs 8.19 KB,
-             at region_1
+  memory     74.8 KB at most of 80.0 GB: fits, 80.0 GB left
+             parameters 33.8 KB, results 16.4 KB, workspace 16.4 KB, inputs 8.19
+             KB, at region_1
 
 1 graph break
   explained_model.py:26: Call to `torch._dynamo.graph_break()`

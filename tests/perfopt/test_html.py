@@ -37,12 +37,19 @@ class Read(HTMLParser):
         super().__init__()
         self.rows: list[list[str]] = []
         self.json = ""
+        self.cards: dict[str, str] = {}
+        self._card: str | None = None
         self.headings = 0
         self.focusable = 0
         self._table = self._script = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
+        if tag == "dt":
+            self._card = ""
+        if tag == "dd":
+            self.cards[self._card or ""] = given.get("data-value") or ""
+            self._card = None
         if tag == "table":
             self._table = given.get("id") == "table"
         if self._table and tag == "tr":
@@ -58,6 +65,8 @@ class Read(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._script:
             self.json += data
+        if self._card is not None:
+            self._card += data
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "script":
@@ -76,6 +85,14 @@ def test_the_figures_are_the_jsons(explained: perfopt.Explanation, page: str) ->
     costs = [piece["cost"] for piece in pieces]
     assert shown == sorted((c["seconds"], c["bytes"], c["flops"], c["bound"]) for c in costs)
     assert sum(seconds for seconds, *_ in shown) == pytest.approx(table["total"]["cost"]["seconds"])
+    cards = {name: float(value) for name, value in read.cards.items()}
+    total, fit = table["total"], table["fit"]
+    assert cards == {
+        "predicted time": total["cost"]["seconds"], "rate": total["rate"],
+        "memory at most": fit["peak"], "held most by": max(fit["holds"].values()),
+        "work": total["cost"]["flops"], "memory traffic": total["cost"]["bytes"],
+        "runs as": total["kernels"],
+    }  # fmt: skip
     seconds = [float(row[3]) for row in rows]
     assert seconds == sorted(seconds, reverse=True)
 
